@@ -1,0 +1,1 @@
+//! The eldr command: fits centroid blobs from traces and inspects them.

@@ -1,0 +1,1 @@
+//! Mock engine (prefill and decode workers), load generator, set-up of Envoy and the wasm target, demo.

@@ -1,0 +1,1 @@
+//! The proxy-wasm filter that routes decode requests by expert signature inside Envoy.

@@ -1,0 +1,1 @@
+//! Acceptance tests: the compiled filter in a real Envoy.
