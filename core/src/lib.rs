@@ -1,1 +1,41 @@
-//! Expert-locality routing: signatures, centroid blobs, decisions and the decode step model. Pure: no I/O, no clock.
+//! Expert-locality routing for mixture-of-experts serving, without I/O.
+//!
+//! A request's *expert signature* says how many of its prompt tokens the gating network sent to each
+//! (layer, expert). This crate turns the bytes of a signature header into the decode worker that
+//! should serve the request:
+//!
+//! | step | module |
+//! |---|---|
+//! | header bytes → counts of the selected layers | [`signature`] |
+//! | counts → unit vector | [`transform`] |
+//! | unit vector → cosine similarity to every region | [`similarity`] |
+//! | similarities and worker loads → worker, with a [`Reason`] | [`decide`] |
+//! | all of it in one call | [`route`] |
+//!
+//! [`blob`] is the file in which a calibration travels. The same code runs
+//! natively and as WebAssembly and gives the same bits on both.
+//!
+//! The crate knows no clock, no randomness and no global state: time and entropy are arguments.
+//! Nothing here panics on any input; a decision cannot fail, it carries the [`Reason`] it was made for.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::panic,
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::unreachable,
+    )
+)]
+
+pub mod blob;
+pub mod decide;
+pub mod outcome;
+pub mod route;
+pub mod signature;
+pub mod similarity;
+pub mod transform;
+
+
+
+pub use signature::{Geometry, Signature};
