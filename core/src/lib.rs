@@ -36,6 +36,6 @@ pub mod signature;
 pub mod similarity;
 pub mod transform;
 
-
-
+pub use decide::{Decision, Policy, Reason};
+pub use outcome::Outcome;
 pub use signature::{Geometry, Signature};

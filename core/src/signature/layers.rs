@@ -5,7 +5,10 @@ use super::{Geometry, SignatureError};
 const ALLOWED: &str = "ascending layers below `l`, such as \"0-3,7\"";
 
 fn invalid() -> SignatureError {
-    SignatureError::Parameter { name: "layers", allowed: ALLOWED }
+    SignatureError::Parameter {
+        name: "layers",
+        allowed: ALLOWED,
+    }
 }
 
 /// Layers must be non-empty, strictly ascending and below the model's count.
@@ -41,7 +44,9 @@ fn number(digits: &[u8]) -> Result<u16, SignatureError> {
     if digits.is_empty() || digits.len() > 5 || !digits.iter().all(u8::is_ascii_digit) {
         return Err(invalid());
     }
-    let value = digits.iter().fold(0u32, |value, digit| value * 10 + u32::from(digit - b'0'));
+    let value = digits
+        .iter()
+        .fold(0u32, |value, digit| value * 10 + u32::from(digit - b'0'));
     u16::try_from(value).map_err(|_| invalid())
 }
 

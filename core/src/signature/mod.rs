@@ -112,7 +112,9 @@ pub enum SignatureError {
         allowed: &'static str,
     },
     /// Zero or too many counts.
-    #[error("a signature of {layers} layers × {experts} experts is out of range: 1 to {MAX_COUNTS} counts are allowed")]
+    #[error(
+        "a signature of {layers} layers × {experts} experts is out of range: 1 to {MAX_COUNTS} counts are allowed"
+    )]
     Geometry {
         /// Layers asked for.
         layers: usize,
@@ -168,7 +170,9 @@ impl Signature {
         counts: Vec<u16>,
         prompt_tokens: Option<u64>,
     ) -> Result<Self, SignatureError> {
-        let layers = (0..geometry.layers.min(MAX_COUNTS)).map(|layer| layer as u16).collect();
+        let layers = (0..geometry.layers.min(MAX_COUNTS))
+            .map(|layer| layer as u16)
+            .collect();
         Self::sparse(geometry, layers, counts, prompt_tokens)
     }
 
@@ -186,12 +190,24 @@ impl Signature {
         layers::check(&layers, geometry)?;
         let expected = layers.len() * geometry.experts;
         if counts.len() != expected {
-            return Err(SignatureError::Length { found: counts.len(), expected, unit: "counts" });
+            return Err(SignatureError::Length {
+                found: counts.len(),
+                expected,
+                unit: "counts",
+            });
         }
         if prompt_tokens.is_some_and(|n| n > scan::MAX_INTEGER) {
-            return Err(SignatureError::Parameter { name: "n", allowed: payload::ALLOWED_N });
+            return Err(SignatureError::Parameter {
+                name: "n",
+                allowed: payload::ALLOWED_N,
+            });
         }
-        Ok(Self { geometry, layers, counts, prompt_tokens })
+        Ok(Self {
+            geometry,
+            layers,
+            counts,
+            prompt_tokens,
+        })
     }
 
     /// Reads a header value, every row of it.
@@ -204,7 +220,12 @@ impl Signature {
         let mut scratch = Scratch::default();
         let counts = encoded.rows(&layers, &mut scratch)?.to_vec();
         let (geometry, prompt_tokens) = (encoded.geometry(), encoded.prompt_tokens());
-        Ok(Self { geometry, layers, counts, prompt_tokens })
+        Ok(Self {
+            geometry,
+            layers,
+            counts,
+            prompt_tokens,
+        })
     }
 
     /// The header value. `decode(encode(x)) == x` for both encodings.

@@ -44,7 +44,9 @@ impl<'a> Encoded<'a> {
     /// See [`SignatureError`]. Broken base64 is found when its rows are decoded.
     pub fn parse(header: &'a [u8]) -> Result<Self, SignatureError> {
         if header.len() > MAX_HEADER_BYTES {
-            return Err(SignatureError::TooLong { bytes: header.len() });
+            return Err(SignatureError::TooLong {
+                bytes: header.len(),
+            });
         }
         let mut scanner = Scanner::new(header);
         let text = scanner.byte_sequence()?;
@@ -67,9 +69,16 @@ impl<'a> Encoded<'a> {
             l.ok_or(SignatureError::Missing { name: "l" })?,
             e.ok_or(SignatureError::Missing { name: "e" })?,
         )?;
-        let layers = rows.map(|list| layers::parse(list, geometry.layers)).transpose()?;
-        let encoded =
-            Self { geometry, encoding, prompt_tokens, layers, text: without_padding(text) };
+        let layers = rows
+            .map(|list| layers::parse(list, geometry.layers))
+            .transpose()?;
+        let encoded = Self {
+            geometry,
+            encoding,
+            prompt_tokens,
+            layers,
+            text: without_padding(text),
+        };
         encoded.check_length()?;
         Ok(encoded)
     }
@@ -88,7 +97,9 @@ impl<'a> Encoded<'a> {
     pub fn layers(&self) -> Vec<u16> {
         match &self.layers {
             Some(layers) => layers.clone(),
-            None => (0..self.geometry.layers).map(|layer| layer as u16).collect(),
+            None => (0..self.geometry.layers)
+                .map(|layer| layer as u16)
+                .collect(),
         }
     }
 
@@ -125,15 +136,28 @@ impl<'a> Encoded<'a> {
     }
 
     fn check_length(&self) -> Result<(), SignatureError> {
-        let found = decoded_length(self.text.len())
-            .ok_or(SignatureError::Base64 { at: self.text.len() / 4 * 4 })?;
+        let found = decoded_length(self.text.len()).ok_or(SignatureError::Base64 {
+            at: self.text.len() / 4 * 4,
+        })?;
         let counts = self.row_count() * self.geometry.experts;
         let fits = match self.encoding {
             Encoding::U16 => found == 2 * counts,
             Encoding::Varint => (counts..=3 * counts).contains(&found),
         };
-        let expected = if self.encoding == Encoding::U16 { 2 * counts } else { counts };
-        if fits { Ok(()) } else { Err(SignatureError::Length { found, expected, unit: "bytes" }) }
+        let expected = if self.encoding == Encoding::U16 {
+            2 * counts
+        } else {
+            counts
+        };
+        if fits {
+            Ok(())
+        } else {
+            Err(SignatureError::Length {
+                found,
+                expected,
+                unit: "bytes",
+            })
+        }
     }
 
     fn rows_u16(&self, wanted: &[u16], scratch: &mut Scratch) -> Result<(), SignatureError> {
@@ -147,14 +171,20 @@ impl<'a> Encoded<'a> {
             let (start, length) = (first * row_bytes, run.len() * row_bytes);
             let bytes = self.bytes(start, length, &mut scratch.bytes)?;
             let (pairs, _) = bytes.as_chunks::<2>();
-            scratch.counts.extend(pairs.iter().map(|pair| u16::from_le_bytes(*pair)));
+            scratch
+                .counts
+                .extend(pairs.iter().map(|pair| u16::from_le_bytes(*pair)));
         }
         Ok(())
     }
 
     fn rows_varint(&self, wanted: &[u16], scratch: &mut Scratch) -> Result<(), SignatureError> {
         let length = decoded_length(self.text.len()).unwrap_or_default();
-        let mut bytes = self.bytes(0, length, &mut scratch.bytes)?.iter().copied().enumerate();
+        let mut bytes = self
+            .bytes(0, length, &mut scratch.bytes)?
+            .iter()
+            .copied()
+            .enumerate();
         let mut wanted = wanted.iter().copied().peekable();
         for row in 0..self.row_count() {
             let layer = match &self.layers {
@@ -176,7 +206,11 @@ impl<'a> Encoded<'a> {
             0 => Ok(()),
             rest => {
                 let expected = length - rest;
-                Err(SignatureError::Length { found: length, expected, unit: "bytes" })
+                Err(SignatureError::Length {
+                    found: length,
+                    expected,
+                    unit: "bytes",
+                })
             }
         }
     }
@@ -194,7 +228,9 @@ impl<'a> Encoded<'a> {
         // The decoder wants room for whole groups.
         buffer.resize(text.len().div_ceil(4) * 3, 0);
         let broken = SignatureError::Base64 { at: from };
-        LENIENT.decode_slice(text, buffer).map_err(|_| broken.clone())?;
+        LENIENT
+            .decode_slice(text, buffer)
+            .map_err(|_| broken.clone())?;
         let skip = start % 3;
         buffer.get(skip..skip + length).ok_or(broken)
     }
@@ -203,7 +239,10 @@ impl<'a> Encoded<'a> {
 /// Counts in wire form.
 pub(super) fn pack(counts: &[u16], encoding: Encoding) -> Vec<u8> {
     match encoding {
-        Encoding::U16 => counts.iter().flat_map(|count| count.to_le_bytes()).collect(),
+        Encoding::U16 => counts
+            .iter()
+            .flat_map(|count| count.to_le_bytes())
+            .collect(),
         Encoding::Varint => {
             let mut bytes = Vec::with_capacity(counts.len());
             for &count in counts {
@@ -225,7 +264,11 @@ fn varint(bytes: &mut impl Iterator<Item = (usize, u8)>) -> Result<u16, Signatur
     let mut at = 0;
     for shift in [0, 7, 14] {
         let Some((index, byte)) = bytes.next() else {
-            return Err(SignatureError::Length { found: at, expected: at + 1, unit: "bytes" });
+            return Err(SignatureError::Length {
+                found: at,
+                expected: at + 1,
+                unit: "bytes",
+            });
         };
         at = index + 1;
         value |= u32::from(byte & 0x7f) << shift;
@@ -233,22 +276,29 @@ fn varint(bytes: &mut impl Iterator<Item = (usize, u8)>) -> Result<u16, Signatur
             return u16::try_from(value).map_err(|_| SignatureError::Varint { at: index });
         }
     }
-    Err(SignatureError::Varint { at: at.saturating_sub(1) })
+    Err(SignatureError::Varint {
+        at: at.saturating_sub(1),
+    })
 }
 
 /// A byte sequence that no parameter of ours is: checked, not used.
 pub(super) fn check_base64(text: &[u8]) -> Result<(), SignatureError> {
     let mut buffer = vec![0; text.len().div_ceil(4) * 3];
-    match LENIENT.decode_slice(without_padding(text), &mut buffer) {
+    match LENIENT.decode_slice(without_padding(text)?, &mut buffer) {
         Ok(_) => Ok(()),
         Err(_) => Err(SignatureError::Base64 { at: 0 }),
     }
 }
 
-/// At most two `=` at the end are padding; more are left for the decoder to refuse.
-fn without_padding(text: &[u8]) -> &[u8] {
-    let text = text.strip_suffix(b"=").unwrap_or(text);
-    text.strip_suffix(b"=").unwrap_or(text)
+/// Padding may be absent or short, but it never goes beyond the last group of four.
+fn without_padding(text: &[u8]) -> Result<&[u8], SignatureError> {
+    let shorter = text.strip_suffix(b"=").unwrap_or(text);
+    let unpadded = shorter.strip_suffix(b"=").unwrap_or(shorter);
+    if text.len().div_ceil(4) == unpadded.len().div_ceil(4) {
+        Ok(unpadded)
+    } else {
+        Err(SignatureError::Base64 { at: unpadded.len() })
+    }
 }
 
 /// Bytes that unpadded base64 of this length holds; one character alone in its group holds none.
@@ -264,8 +314,14 @@ fn size(name: &'static str, value: &Bare<'_>) -> Result<usize, SignatureError> {
         Bare::Integer(value) => usize::try_from(*value)
             .ok()
             .filter(|size| (1..=MAX_COUNTS).contains(size))
-            .ok_or(SignatureError::Parameter { name, allowed: ALLOWED_SIZE }),
-        _ => Err(SignatureError::Parameter { name, allowed: ALLOWED_SIZE }),
+            .ok_or(SignatureError::Parameter {
+                name,
+                allowed: ALLOWED_SIZE,
+            }),
+        _ => Err(SignatureError::Parameter {
+            name,
+            allowed: ALLOWED_SIZE,
+        }),
     }
 }
 
@@ -274,8 +330,14 @@ fn tokens(value: &Bare<'_>) -> Result<u64, SignatureError> {
         Bare::Integer(value) => u64::try_from(*value)
             .ok()
             .filter(|tokens| *tokens <= MAX_INTEGER)
-            .ok_or(SignatureError::Parameter { name: "n", allowed: ALLOWED_N }),
-        _ => Err(SignatureError::Parameter { name: "n", allowed: ALLOWED_N }),
+            .ok_or(SignatureError::Parameter {
+                name: "n",
+                allowed: ALLOWED_N,
+            }),
+        _ => Err(SignatureError::Parameter {
+            name: "n",
+            allowed: ALLOWED_N,
+        }),
     }
 }
 
@@ -283,6 +345,9 @@ fn encoding_of(value: &Bare<'_>) -> Result<Encoding, SignatureError> {
     match value {
         Bare::Token(b"u16") => Ok(Encoding::U16),
         Bare::Token(b"varint") => Ok(Encoding::Varint),
-        _ => Err(SignatureError::Parameter { name: "enc", allowed: "`u16` or `varint`" }),
+        _ => Err(SignatureError::Parameter {
+            name: "enc",
+            allowed: "`u16` or `varint`",
+        }),
     }
 }

@@ -45,11 +45,18 @@ impl<'a> Scanner<'a> {
     pub(super) fn parameter(&mut self) -> Result<Option<(&'a [u8], Bare<'a>)>, SignatureError> {
         if self.peek() != Some(b';') {
             self.skip_spaces();
-            return if self.peek().is_none() { Ok(None) } else { Err(self.error("`;` or the end")) };
+            return if self.peek().is_none() {
+                Ok(None)
+            } else {
+                Err(self.error("`;` or the end"))
+            };
         }
         self.at += 1;
         self.skip_spaces();
-        if !self.peek().is_some_and(|byte| byte.is_ascii_lowercase() || byte == b'*') {
+        if !self
+            .peek()
+            .is_some_and(|byte| byte.is_ascii_lowercase() || byte == b'*')
+        {
             return Err(self.error("a parameter name"));
         }
         let key = self.take_while(|byte| {
@@ -103,12 +110,18 @@ impl<'a> Scanner<'a> {
             self.at += 1;
             let fraction = self.take_while(|byte| byte.is_ascii_digit());
             let valid = (1..=3).contains(&fraction.len());
-            return if valid { Ok(Bare::Other) } else { Err(self.error("1 to 3 decimals")) };
+            return if valid {
+                Ok(Bare::Other)
+            } else {
+                Err(self.error("1 to 3 decimals"))
+            };
         }
         if !(1..=15).contains(&digits.len()) {
             return Err(self.error("a number of 1 to 15 digits"));
         }
-        let value = digits.iter().fold(0, |value, digit| value * 10 + i64::from(digit - b'0'));
+        let value = digits
+            .iter()
+            .fold(0, |value, digit| value * 10 + i64::from(digit - b'0'));
         Ok(Bare::Integer(if negative { -value } else { value }))
     }
 
@@ -196,13 +209,19 @@ impl<'a> Scanner<'a> {
 
     fn take_while(&mut self, accept: impl Fn(u8) -> bool) -> &'a [u8] {
         let rest = self.rest();
-        let length = rest.iter().position(|&byte| !accept(byte)).unwrap_or(rest.len());
+        let length = rest
+            .iter()
+            .position(|&byte| !accept(byte))
+            .unwrap_or(rest.len());
         self.at += length;
         rest.get(..length).unwrap_or_default()
     }
 
     fn error(&self, expected: &'static str) -> SignatureError {
-        SignatureError::Syntax { at: self.at, expected }
+        SignatureError::Syntax {
+            at: self.at,
+            expected,
+        }
     }
 }
 
