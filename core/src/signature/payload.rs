@@ -10,11 +10,11 @@ use super::{Encoding, Geometry, MAX_COUNTS, MAX_HEADER_BYTES, SignatureError, la
 pub(super) const ALLOWED_N: &str = "a whole number from 0 to 999999999999999";
 const ALLOWED_SIZE: &str = "a whole number from 1 to 65536";
 
-/// RFC 9651 §4.2.7 asks parsers to accept missing padding and non-zero pad bits.
+/// RFC 9651 §4.2.7 asks parsers to accept missing padding and non-zero pad bits; padding is cut off before.
 const LENIENT: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new()
-        .with_decode_padding_mode(DecodePaddingMode::Indifferent)
+        .with_decode_padding_mode(DecodePaddingMode::RequireNone)
         .with_decode_allow_trailing_bits(true),
 );
 
@@ -77,7 +77,7 @@ impl<'a> Encoded<'a> {
             encoding,
             prompt_tokens,
             layers,
-            text: without_padding(text),
+            text: without_padding(text)?,
         };
         encoded.check_length()?;
         Ok(encoded)
