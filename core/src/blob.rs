@@ -1,1 +1,483 @@
-//! .
+//! The centroid blob: what a calibration produces and a gateway loads.
+//!
+//! A safetensors file, so Python reads it as it is:
+//!
+//! | tensor | dtype, shape | |
+//! |---|---|---|
+//! | `centroids` | F32 `[K, D]` | unit rows, one per region |
+//! | `idf` | F32 `[D]` | weight per selected (layer, expert) |
+//! | `layers` | U16 `[S]` | selected layers, ascending; D = S × experts |
+//!
+//! Its one metadata string, `eldr`, is canonical JSON: keys sorted, no spaces ([`Metadata`] has the fields).
+//! `sha256` in it covers that JSON without `sha256` and then, for `centroids`, `idf`, `layers` in this order, the
+//! tensor's name, dtype, shape (each dimension as little-endian `u64`) and bytes. Every hashed piece is preceded by its
+//! length as a little-endian `u64`, so that no two files hash alike by moving bytes between fields.
+//!
+//! The same blob has the same bytes. A reader verifies everything.
+
+use std::collections::HashMap;
+
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::signature::Geometry;
+use crate::transform::{Transform, TransformError};
+
+/// The version that this code writes and reads.
+pub const FORMAT_VERSION: u32 = 1;
+/// Quantiles at which a region's similarities are recorded.
+pub const QUANTILES: [f64; 7] = [0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0];
+/// The only signature that this version knows: counts × inverse document frequency.
+const SIGNATURE: &str = "count_idf";
+/// How far a centroid's length may be from 1.
+const NORM_TOLERANCE: f32 = 1e-3;
+
+/// Facts of the fit, for people and for online checks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fit {
+    /// Per region, cosine similarity of its own calibration requests at [`QUANTILES`].
+    pub quantiles: Vec<Vec<f64>>,
+    /// Calibration requests.
+    pub requests: u64,
+    /// Spearman correlation between signature distance and decode distance; `None` without decode counts.
+    pub rho: Option<f64>,
+    /// Seed of the fit.
+    pub seed: u64,
+    /// Per region, its share of the calibration requests; sums to 1.
+    pub shares: Vec<f64>,
+}
+
+/// The metadata string; fields in sorted order, which makes the JSON canonical.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Metadata {
+    experts: usize,
+    fit: Fit,
+    format_version: u32,
+    layers_total: usize,
+    model: String,
+    regions: Vec<Vec<String>>,
+    revision: u64,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    sha256: Option<String>,
+    signature: String,
+    tau: f32,
+}
+
+/// A verified centroid blob.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Blob {
+    /// Grows with each publication.
+    pub revision: u64,
+    /// Model the signatures come from.
+    pub model: String,
+    /// Counts → vector.
+    pub transform: Transform,
+    /// Unit rows `[regions][dimension]`.
+    pub centroids: Vec<f32>,
+    /// Band width that the fit proposes.
+    pub tau: f32,
+    /// Decode cluster names of each region.
+    pub regions: Vec<Vec<String>>,
+    /// How it was made.
+    pub fit: Fit,
+}
+
+/// Why bytes are not a blob, or a blob cannot be written.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BlobError {
+    /// Not a safetensors file.
+    #[error("centroid blob is not a safetensors file: {0}\nhint: make one with `eldr fit`")]
+    Container(String),
+    /// The metadata string is missing or is not the JSON that is expected.
+    #[error(
+        "centroid blob, metadata `eldr`: {0}\nhint: make a new blob with this version of `eldr fit`"
+    )]
+    Metadata(String),
+    /// A field has a value that is not allowed.
+    #[error(
+        "centroid blob, {field}: found {found}, expected {expected}\nhint: make a new blob with `eldr fit`"
+    )]
+    Field {
+        /// Field or tensor.
+        field: String,
+        /// What is there.
+        found: String,
+        /// What is allowed.
+        expected: String,
+    },
+    /// The hash does not match the content.
+    #[error(
+        "centroid blob, sha256: the file says {found}, its content has {expected}\nhint: the file was damaged or edited; copy it again, or make a new one with `eldr fit`"
+    )]
+    Hash {
+        /// The hash in the file.
+        found: String,
+        /// The hash of the content.
+        expected: String,
+    },
+}
+
+impl BlobError {
+    fn field(field: impl Into<String>, found: impl ToString, expected: impl Into<String>) -> Self {
+        Self::Field {
+            field: field.into(),
+            found: found.to_string(),
+            expected: expected.into(),
+        }
+    }
+}
+
+impl From<TransformError> for BlobError {
+    fn from(error: TransformError) -> Self {
+        let (field, expected) = match error {
+            TransformError::Layers { .. } => ("layers", "ascending layers of the model"),
+            TransformError::Length { .. } => ("idf", "one weight per selected (layer, expert)"),
+            _ => (
+                "idf",
+                "finite weights that are not negative, one of them above 0",
+            ),
+        };
+        Self::field(field, error, expected)
+    }
+}
+
+impl Blob {
+    /// The bytes of the file; the same blob gives the same bytes.
+    ///
+    /// # Errors
+    /// The blob would not pass [`from_bytes`](Self::from_bytes).
+    pub fn to_bytes(&self) -> Result<Vec<u8>, BlobError> {
+        self.check()?;
+        let tensors = Tensors::of(self);
+        let mut metadata = self.metadata();
+        metadata.sha256 = Some(tensors.sha256(&metadata)?);
+        let text = to_json(&metadata)?;
+        let container =
+            |error: safetensors::SafeTensorError| BlobError::Container(error.to_string());
+        let views: Vec<(&str, TensorView<'_>)> = tensors
+            .each()
+            .into_iter()
+            .map(|t| Ok((t.name, TensorView::new(t.dtype, t.shape, t.bytes)?)))
+            .collect::<Result<_, _>>()
+            .map_err(container)?;
+        let info = HashMap::from([("eldr".to_owned(), text)]);
+        safetensors::serialize(views, Some(info)).map_err(container)
+    }
+
+    /// Reads and verifies a file.
+    ///
+    /// # Errors
+    /// [`BlobError`] names the field, the value found and what was expected.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, BlobError> {
+        let container =
+            |error: safetensors::SafeTensorError| BlobError::Container(error.to_string());
+        let file = SafeTensors::deserialize(bytes).map_err(container)?;
+        let (_, header) = SafeTensors::read_metadata(bytes).map_err(container)?;
+        let info = header.metadata().clone().unwrap_or_default();
+        let text = match (info.get("eldr"), info.len()) {
+            (Some(text), 1) => text,
+            (None, _) => return Err(BlobError::Metadata("is missing".into())),
+            (Some(_), others) => {
+                let expected = "only `eldr`";
+                return Err(BlobError::field(
+                    "metadata",
+                    format!("{others} strings"),
+                    expected,
+                ));
+            }
+        };
+        let metadata: Metadata =
+            serde_json::from_str(text).map_err(|error| BlobError::Metadata(error.to_string()))?;
+        if metadata.format_version != FORMAT_VERSION {
+            let expected = FORMAT_VERSION.to_string();
+            return Err(BlobError::field(
+                "format_version",
+                metadata.format_version,
+                expected,
+            ));
+        }
+        if to_json(&metadata)? != *text {
+            return Err(BlobError::Metadata(
+                "is not canonical JSON (sorted keys, no spaces)".into(),
+            ));
+        }
+        let tensors = Tensors::read(&file, &metadata)?;
+        let found = metadata.sha256.clone().unwrap_or_else(|| "nothing".into());
+        let expected = tensors.sha256(&Metadata {
+            sha256: None,
+            ..metadata.clone()
+        })?;
+        if found != expected {
+            return Err(BlobError::Hash { found, expected });
+        }
+        if metadata.signature != SIGNATURE {
+            return Err(BlobError::field("signature", metadata.signature, SIGNATURE));
+        }
+        let geometry = Geometry::new(metadata.layers_total, metadata.experts).map_err(|error| {
+            BlobError::field("layers_total, experts", error, "1 to 65536 counts")
+        })?;
+        let blob = Self {
+            revision: metadata.revision,
+            model: metadata.model,
+            transform: Transform::new(geometry, u16s(&tensors.layers), f32s(&tensors.idf))?,
+            centroids: f32s(&tensors.centroids),
+            tau: metadata.tau,
+            regions: metadata.regions,
+            fit: metadata.fit,
+        };
+        // Checks the rest, and that nothing is left over: padding, key order, duplicate keys.
+        if blob.to_bytes()? != bytes {
+            let expected = "the layout that `eldr` writes";
+            return Err(BlobError::field(
+                "file",
+                "another layout of the same content",
+                expected,
+            ));
+        }
+        Ok(blob)
+    }
+
+    /// Centroid of each region, in order.
+    pub fn rows(&self) -> impl ExactSizeIterator<Item = &[f32]> {
+        self.centroids.chunks_exact(self.transform.dimension())
+    }
+
+    /// Everything that types and tensor shapes do not already say.
+    fn check(&self) -> Result<(), BlobError> {
+        let regions = self.regions.len();
+        let dimension = self.transform.dimension();
+        if regions == 0 || self.centroids.len() != regions * dimension {
+            let found = format!("{} values", self.centroids.len());
+            let expected =
+                format!("{dimension} for each of at least 1 region; `regions` has {regions}");
+            return Err(BlobError::field("centroids", found, expected));
+        }
+        for (region, row) in self.rows().enumerate() {
+            let norm = crate::similarity::dot(row, row).sqrt();
+            let unit = (norm - 1.0).abs() <= NORM_TOLERANCE;
+            if !unit {
+                let field = format!("centroids, row {region}");
+                return Err(BlobError::field(
+                    field,
+                    format!("length {norm}"),
+                    "length 1",
+                ));
+            }
+        }
+        if !(0.0..=2.0).contains(&self.tau) {
+            return Err(BlobError::field("tau", self.tau, "0 to 2"));
+        }
+        for (region, workers) in self.regions.iter().enumerate() {
+            if workers.is_empty() || workers.iter().any(String::is_empty) {
+                let field = format!("regions, entry {region}");
+                let found = format!("{workers:?}");
+                return Err(BlobError::field(
+                    field,
+                    found,
+                    "at least one decode cluster name",
+                ));
+            }
+        }
+        let Fit {
+            quantiles,
+            requests: _,
+            rho,
+            seed: _,
+            shares,
+        } = &self.fit;
+        if shares.len() != regions || !shares.iter().all(|share| (0.0..=1.0).contains(share)) {
+            let expected = format!("{regions} numbers from 0 to 1");
+            return Err(BlobError::field(
+                "fit.shares",
+                format!("{shares:?}"),
+                expected,
+            ));
+        }
+        let cosines = |row: &Vec<f64>| row.iter().all(|q| (-1.01..=1.01).contains(q));
+        let complete = |row: &Vec<f64>| row.len() == QUANTILES.len() && cosines(row);
+        if quantiles.len() != regions || !quantiles.iter().all(complete) {
+            let expected = format!("{regions} rows of {} cosine similarities", QUANTILES.len());
+            return Err(BlobError::field(
+                "fit.quantiles",
+                format!("{quantiles:?}"),
+                expected,
+            ));
+        }
+        if rho.is_some_and(|rho| !(-1.0..=1.0).contains(&rho)) {
+            return Err(BlobError::field(
+                "fit.rho",
+                format!("{rho:?}"),
+                "-1 to 1, or null",
+            ));
+        }
+        Ok(())
+    }
+
+    fn metadata(&self) -> Metadata {
+        let Geometry { layers, experts } = self.transform.geometry();
+        Metadata {
+            experts,
+            fit: self.fit.clone(),
+            format_version: FORMAT_VERSION,
+            layers_total: layers,
+            model: self.model.clone(),
+            regions: self.regions.clone(),
+            revision: self.revision,
+            sha256: None,
+            signature: SIGNATURE.into(),
+            tau: self.tau,
+        }
+    }
+}
+
+fn to_json(metadata: &Metadata) -> Result<String, BlobError> {
+    serde_json::to_string(metadata).map_err(|error| BlobError::Metadata(error.to_string()))
+}
+
+/// The three tensors as little-endian bytes.
+struct Tensors {
+    regions: usize,
+    centroids: Vec<u8>,
+    idf: Vec<u8>,
+    layers: Vec<u8>,
+}
+
+struct Tensor<'a> {
+    name: &'static str,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: &'a [u8],
+}
+
+impl Tensors {
+    fn of(blob: &Blob) -> Self {
+        let floats = |values: &[f32]| {
+            values
+                .iter()
+                .flat_map(|value| value.to_le_bytes())
+                .collect()
+        };
+        Self {
+            regions: blob.regions.len(),
+            centroids: floats(&blob.centroids),
+            idf: floats(blob.transform.weights()),
+            layers: blob
+                .transform
+                .layers()
+                .iter()
+                .flat_map(|layer| layer.to_le_bytes())
+                .collect(),
+        }
+    }
+
+    fn read(file: &SafeTensors<'_>, metadata: &Metadata) -> Result<Self, BlobError> {
+        let mut names = file.names();
+        names.sort_unstable();
+        if names != ["centroids", "idf", "layers"] {
+            return Err(BlobError::field(
+                "tensors",
+                names.join(", "),
+                "centroids, idf, layers",
+            ));
+        }
+        let read = |name: &str, dtype: Dtype, shape: &[usize]| {
+            let view = file
+                .tensor(name)
+                .map_err(|e| BlobError::Container(e.to_string()))?;
+            if view.dtype() != dtype || view.shape() != shape {
+                let found = format!("{} {:?}", view.dtype(), view.shape());
+                return Err(BlobError::field(name, found, format!("{dtype} {shape:?}")));
+            }
+            Ok(view.data().to_vec())
+        };
+        let selected = file
+            .tensor("layers")
+            .map(|view| view.shape().iter().product())
+            .unwrap_or(0);
+        let dimension = usize::saturating_mul(selected, metadata.experts);
+        let regions = metadata.regions.len();
+        Ok(Self {
+            regions,
+            centroids: read("centroids", Dtype::F32, &[regions, dimension])?,
+            idf: read("idf", Dtype::F32, &[dimension])?,
+            layers: read("layers", Dtype::U16, &[selected])?,
+        })
+    }
+
+    /// In the order of the hash.
+    fn each(&self) -> [Tensor<'_>; 3] {
+        let dimension = self.idf.len() / 4;
+        let tensor = |name, dtype, shape, bytes| Tensor {
+            name,
+            dtype,
+            shape,
+            bytes,
+        };
+        [
+            tensor(
+                "centroids",
+                Dtype::F32,
+                vec![self.regions, dimension],
+                &self.centroids[..],
+            ),
+            tensor("idf", Dtype::F32, vec![dimension], &self.idf[..]),
+            tensor(
+                "layers",
+                Dtype::U16,
+                vec![self.layers.len() / 2],
+                &self.layers[..],
+            ),
+        ]
+    }
+
+    /// Lower-case hexadecimal; `metadata` without its own hash.
+    fn sha256(&self, metadata: &Metadata) -> Result<String, BlobError> {
+        let mut hash = Sha256::new();
+        let mut piece = |bytes: &[u8]| {
+            hash.update((bytes.len() as u64).to_le_bytes());
+            hash.update(bytes);
+        };
+        piece(to_json(metadata)?.as_bytes());
+        for tensor in self.each() {
+            piece(tensor.name.as_bytes());
+            piece(tensor.dtype.to_string().as_bytes());
+            let shape: Vec<u8> = tensor
+                .shape
+                .iter()
+                .flat_map(|&size| (size as u64).to_le_bytes())
+                .collect();
+            piece(&shape);
+            piece(tensor.bytes);
+        }
+        Ok(hash
+            .finalize()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect())
+    }
+}
+
+fn f32s(bytes: &[u8]) -> Vec<f32> {
+    bytes
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|value| f32::from_le_bytes(*value))
+        .collect()
+}
+
+fn u16s(bytes: &[u8]) -> Vec<u16> {
+    bytes
+        .as_chunks::<2>()
+        .0
+        .iter()
+        .map(|value| u16::from_le_bytes(*value))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,127 @@
-//! .
+//! Header bytes → decision, in one call: what a gateway does per request.
+
+use crate::blob::Blob;
+use crate::decide::{Decision, Draw, Evidence, Reason, Rule, Worker, WorkerIndex, decide};
+use crate::signature::{Encoded, SignatureError};
+use crate::similarity;
+use crate::transform::Transform;
+
+/// Buffers that routing reuses; keep one per thread.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    signature: crate::signature::Scratch,
+    vector: Vec<f32>,
+    similarities: Vec<f32>,
+}
+
+/// A blob names a decode cluster that the configuration does not list.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "region {region} of the centroid blob names decode cluster {cluster:?}, which is not configured\n\
+     hint: list it in `decode_clusters`, or fit with `--workers` as configured"
+)]
+pub struct UnknownCluster {
+    /// Region in the blob.
+    pub region: usize,
+    /// The name.
+    pub cluster: String,
+}
+
+/// A blob bound to the configured decode workers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Map {
+    /// The blob's revision.
+    pub revision: u64,
+    /// Band width that the blob proposes.
+    pub tau: f32,
+    transform: Transform,
+    centroids: Vec<f32>,
+    regions: Vec<Vec<WorkerIndex>>,
+}
+
+impl Map {
+    /// Finds the blob's decode clusters among `workers`.
+    ///
+    /// # Errors
+    /// The blob names a cluster that is not there.
+    pub fn bind(blob: Blob, workers: &[String]) -> Result<Self, UnknownCluster> {
+        let index_of = |region: usize, cluster: &String| {
+            let found = workers
+                .iter()
+                .position(|worker| worker == cluster)
+                .map(WorkerIndex);
+            found.ok_or_else(|| UnknownCluster {
+                region,
+                cluster: cluster.clone(),
+            })
+        };
+        let regions = blob
+            .regions
+            .iter()
+            .enumerate()
+            .map(|(region, clusters)| {
+                clusters
+                    .iter()
+                    .map(|cluster| index_of(region, cluster))
+                    .collect()
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            revision: blob.revision,
+            tau: blob.tau,
+            transform: blob.transform,
+            centroids: blob.centroids,
+            regions,
+        })
+    }
+
+    /// Similarity of a signature header to each region.
+    ///
+    /// # Errors
+    /// The reason why there is none.
+    pub fn similarities<'s>(
+        &self,
+        header: &[u8],
+        scratch: &'s mut Scratch,
+    ) -> Result<&'s [f32], Reason> {
+        let signature = Encoded::parse(header).map_err(|_| Reason::MalformedSignature)?;
+        if signature.geometry() != self.transform.geometry() {
+            return Err(Reason::GeometryMismatch);
+        }
+        let counts = signature
+            .rows(self.transform.layers(), &mut scratch.signature)
+            .map_err(|error| match error {
+                SignatureError::NoRow { .. } => Reason::GeometryMismatch,
+                _ => Reason::MalformedSignature,
+            })?;
+        self.transform.apply_into(counts, &mut scratch.vector);
+        similarity::to_each(&scratch.vector, &self.centroids, &mut scratch.similarities);
+        Ok(&scratch.similarities)
+    }
+}
+
+/// Chooses the decode worker for a request. `map` is the model's bound blob, `header` the value of the
+/// signature header; either may be missing. `workers` must not be empty.
+pub fn route(
+    rule: &Rule,
+    map: Option<&Map>,
+    header: Option<&[u8]>,
+    workers: &[Worker],
+    draw: Draw,
+    scratch: &mut Scratch,
+) -> Decision {
+    let regions = map.map_or(&[][..], |map| &map.regions);
+    let evidence = match (map, header) {
+        _ if !rule.policy.looks() => Evidence::Missing(Reason::Blind),
+        (None, _) => Evidence::Missing(Reason::NoBlob),
+        (Some(_), None) => Evidence::Missing(Reason::NoSignature),
+        (Some(map), Some(header)) => match map.similarities(header, scratch) {
+            Ok(similarities) => Evidence::Similarities(similarities),
+            Err(reason) => Evidence::Missing(reason),
+        },
+    };
+    decide(rule, evidence, regions, workers, draw)
+}
+
+#[cfg(test)]
+mod tests;

@@ -146,3 +146,6 @@ impl Transform {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -165,9 +165,9 @@ impl<'a> Encoded<'a> {
         scratch.counts.reserve(wanted.len() * self.geometry.experts);
         for run in wanted.chunk_by(|a, b| u32::from(*a) + 1 == u32::from(*b)) {
             // Layers that follow each other and are all present are rows that follow each other.
-            let rows = run.iter().map(|&layer| self.row_of(layer));
+            let mut rows = run.iter().map(|&layer| self.row_of(layer));
             let first = rows.clone().next().transpose()?.unwrap_or_default();
-            rows.map(|row| row.map(drop)).collect::<Result<(), _>>()?;
+            rows.try_for_each(|row| row.map(drop))?;
             let (start, length) = (first * row_bytes, run.len() * row_bytes);
             let bytes = self.bytes(start, length, &mut scratch.bytes)?;
             let (pairs, _) = bytes.as_chunks::<2>();

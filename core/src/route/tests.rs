@@ -1,0 +1,209 @@
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Value;
+
+use super::*;
+use crate::blob::Fit;
+use crate::signature::{Encoding, Geometry, Signature};
+
+const DRAW: Draw = Draw {
+    sequence: 0,
+    entropy: 0,
+};
+
+fn floats(value: &Value) -> Vec<f32> {
+    match value {
+        Value::Array(values) => values.iter().flat_map(floats).collect(),
+        number => vec![number.as_f64().unwrap() as f32],
+    }
+}
+
+/// A blob with the numbers of the artifact's centroid file.
+fn blob(file: &str) -> Blob {
+    let file: Value = serde_json::from_str(file).unwrap();
+    let size = |key: &str| file[key].as_u64().unwrap() as usize;
+    let geometry = Geometry::new(size("L"), size("e")).unwrap();
+    let layers: Vec<u16> = match &file["layer_mask"] {
+        Value::Null => (0..geometry.layers as u16).collect(),
+        mask => floats(mask).iter().map(|&layer| layer as u16).collect(),
+    };
+    let weights = match &file["sig_idf"] {
+        Value::Null => vec![1.0; layers.len() * geometry.experts],
+        idf => floats(idf),
+    };
+    let regions = size("k");
+    Blob {
+        revision: 1,
+        model: file["model"].as_str().unwrap().into(),
+        transform: Transform::new(geometry, layers, weights).unwrap(),
+        centroids: floats(&file["centroids"]),
+        tau: 0.1,
+        regions: (0..regions)
+            .map(|region| vec![format!("decode-{region}")])
+            .collect(),
+        fit: Fit {
+            quantiles: vec![vec![0.0; 7]; regions],
+            requests: size("n_fit") as u64,
+            rho: None,
+            seed: 1,
+            shares: vec![1.0 / regions as f64; regions],
+        },
+    }
+}
+
+#[test]
+fn similarities_and_decisions_equal_the_published_artifact() {
+    let files = [
+        (
+            include_str!("../../tests/data/parity/e_routing_e2e_tiny.json"),
+            include_str!("../../tests/data/parity/h_fit_tiny_centroids.json"),
+        ),
+        (
+            include_str!("../../tests/data/parity/e_routing_e2e_tiny_count.json"),
+            include_str!("../../tests/data/parity/h_fit_tiny_count_kmbal.json"),
+        ),
+        (
+            include_str!("../../tests/data/parity/e_routing_e2e_full.json"),
+            include_str!("../../tests/data/parity/h_fit_full_centroids.json"),
+        ),
+    ];
+    let mut scratch = Scratch::default();
+    for (cases, centroids) in files {
+        let blob = blob(centroids);
+        let geometry = blob.transform.geometry();
+        // The file form keeps every bit of the numbers.
+        let blob = Blob::from_bytes(&blob.to_bytes().unwrap()).unwrap();
+        let names: Vec<String> = blob.regions.concat();
+        let map = Map::bind(blob, &names).unwrap();
+        let cases: Value = serde_json::from_str(cases).unwrap();
+        for case in cases["cases"].as_array().unwrap() {
+            let bytes = STANDARD
+                .decode(case["signature_b64"].as_str().unwrap())
+                .unwrap();
+            let counts = bytes
+                .chunks(2)
+                .map(|pair| u16::from_le_bytes([pair[0], pair[1]]))
+                .collect();
+            let header = Signature::dense(geometry, counts, None).unwrap();
+            let expected = floats(&case["similarities"]);
+            for encoding in [Encoding::U16, Encoding::Varint] {
+                let header = header.encode(encoding);
+                let found = map.similarities(header.as_bytes(), &mut scratch).unwrap();
+                for (found, expected) in found.iter().zip(&expected) {
+                    assert!(
+                        (found - expected).abs() <= 2e-6,
+                        "{found} is not {expected}"
+                    );
+                }
+                let workers: Vec<Worker> = floats(&case["loads"])
+                    .iter()
+                    .map(|&load| Worker {
+                        load: f64::from(load),
+                        available: true,
+                    })
+                    .collect();
+                for (widen_single, index) in [(false, "band_index"), (true, "min2_index")] {
+                    let tau = case["tau"].as_f64().unwrap() as f32;
+                    let rule = Rule {
+                        widen_single,
+                        ..Rule::as_published(tau)
+                    };
+                    let decision = route(
+                        &rule,
+                        Some(&map),
+                        Some(header.as_bytes()),
+                        &workers,
+                        DRAW,
+                        &mut scratch,
+                    );
+                    assert_eq!(decision.target.0 as u64, case[index].as_u64().unwrap());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_missing_or_broken_becomes_a_reason() {
+    let tiny = blob(include_str!(
+        "../../tests/data/parity/h_fit_tiny_centroids.json"
+    ));
+    let names: Vec<String> = tiny.regions.concat();
+    let map = Map::bind(tiny, &names).unwrap();
+    let workers = [Worker {
+        load: 0.0,
+        available: true,
+    }; 4];
+    let mut scratch = Scratch::default();
+    let mut reason = |policy: Policy, map: Option<&Map>, header: Option<&str>| {
+        let rule = Rule {
+            policy,
+            ..Rule::default()
+        };
+        route(
+            &rule,
+            map,
+            header.map(str::as_bytes),
+            &workers,
+            DRAW,
+            &mut scratch,
+        )
+        .reason
+    };
+    let signature = |layers: Vec<u16>, l: usize| {
+        let geometry = Geometry::new(l, 16).unwrap();
+        let counts = vec![1; layers.len() * 16];
+        Signature::sparse(geometry, layers, counts, None)
+            .unwrap()
+            .encode(Encoding::U16)
+    };
+    let good = signature((0..6).collect(), 6);
+    let selected_only = signature(vec![4, 5], 6);
+    let lacks_a_layer = signature(vec![0, 5], 6);
+    let other_model = signature((0..7).collect(), 7);
+    let broken = good.replace(":;", "!:;");
+    use crate::Policy;
+    assert_eq!(
+        reason(Policy::Band, Some(&map), Some(&good)),
+        Reason::InBand
+    );
+    assert_eq!(
+        reason(Policy::Band, Some(&map), Some(&selected_only)),
+        Reason::InBand
+    );
+    assert_eq!(reason(Policy::Top1, Some(&map), Some(&good)), Reason::Top1);
+    assert_eq!(
+        reason(Policy::Random, Some(&map), Some(&good)),
+        Reason::Blind
+    );
+    assert_eq!(reason(Policy::Band, None, Some(&good)), Reason::NoBlob);
+    assert_eq!(reason(Policy::Band, Some(&map), None), Reason::NoSignature);
+    assert_eq!(
+        reason(Policy::Band, Some(&map), Some(&broken)),
+        Reason::MalformedSignature
+    );
+    assert_eq!(
+        reason(Policy::Band, Some(&map), Some(&other_model)),
+        Reason::GeometryMismatch
+    );
+    assert_eq!(
+        reason(Policy::Band, Some(&map), Some(&lacks_a_layer)),
+        Reason::GeometryMismatch
+    );
+}
+
+#[test]
+fn a_blob_that_names_an_unknown_cluster_is_refused() {
+    let tiny = blob(include_str!(
+        "../../tests/data/parity/h_fit_tiny_centroids.json"
+    ));
+    let workers = ["decode-0", "decode-1", "decode-3"].map(str::to_owned);
+    let error = Map::bind(tiny, &workers).unwrap_err();
+    assert_eq!(
+        error,
+        UnknownCluster {
+            region: 2,
+            cluster: "decode-2".into()
+        }
+    );
+}
