@@ -96,7 +96,7 @@ proptest! {
     #[test]
     fn what_is_written_is_read_back(signature in signature(), encoding in encoding()) {
         let header = signature.encode(encoding);
-        prop_assert_eq!(Signature::decode(header.as_bytes()).unwrap(), signature.clone());
+        prop_assert_eq!(&Signature::decode(header.as_bytes()).unwrap(), &signature);
         prop_assert_eq!(oracle(header.as_bytes()).unwrap(), signature);
     }
 
