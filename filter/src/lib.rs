@@ -1,1 +1,40 @@
-//! The proxy-wasm filter that routes decode requests by expert signature inside Envoy.
+//! The gateway filter: runs the prefill leg, reads the expert signature of its answer, chooses the decode cluster
+//! and sends the original request there.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | [`config`] | plugin configuration: raw → valid, all mistakes at once |
+//! | [`headers`] | what clients may not send and never see; what goes along to prefill |
+//! | [`body`] | edits of a JSON object that leave every other byte as it was |
+//! | [`nixl`] | the two legs of vLLM's NixlConnector |
+//! | [`request`] | life of one request: headers → body → prefill answer → decode leg |
+//! | [`load`] | requests in flight, shared between threads, forgotten when a thread dies |
+//! | [`blobs`] | centroid blobs in shared data |
+//! | [`plugin`] | a configuration with its blobs: chooses clusters |
+//! | [`metrics`] | names of what is counted |
+//! | `host` | the only module that knows `proxy_wasm` |
+//!
+//! Everything but `host` is tested natively. Nothing here may panic: a trap takes every stream of its thread along.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::panic,
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::unreachable,
+    )
+)]
+
+pub mod blobs;
+pub mod body;
+pub mod config;
+pub mod headers;
+#[cfg(target_arch = "wasm32")]
+mod host;
+pub mod load;
+pub mod metrics;
+pub mod nixl;
+pub mod plugin;
+pub mod request;
+pub mod shared;

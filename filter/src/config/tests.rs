@@ -1,0 +1,119 @@
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::plugin::tests::blob_bytes;
+
+fn minimal() -> Value {
+    json!({"models": [{"model": "*"}], "decode_clusters": ["decode-0"], "prefill_clusters": ["prefill"]})
+}
+
+fn parse(value: &Value) -> Result<Config, Mistakes> {
+    Config::parse(value.to_string().as_bytes())
+}
+
+#[test]
+fn a_minimal_configuration_has_the_documented_defaults() {
+    let config = parse(&minimal()).unwrap();
+    assert_eq!(
+        config.timing,
+        Timing {
+            lease_ms: 2_000,
+            refresh_ms: 1
+        }
+    );
+    assert_eq!(config.prefill_timeout_ms, 30_000);
+    assert_eq!(config.on_prefill_failure, OnPrefillFailure::DecodeOnly);
+    assert_eq!(config.models[0].rule, Rule::default());
+    assert!(!config.debug_headers);
+}
+
+#[test]
+fn all_mistakes_are_reported_at_once() {
+    let mistakes = parse(&json!({
+        "models": [
+            {"model": "a", "tau": -0.5, "max_load_factor": 0.5},
+            {"model": "a", "max_load_factor": "nome", "blob": {"inline": "AAAA"}},
+            {"model": "", "blob": {"inline": "?"}},
+        ],
+        "decode_clusters": ["d", "d", "two words"],
+        "prefill_clusters": [],
+        "prefill_timeout_ms": 0,
+        "load_lease_ms": 1,
+    }))
+    .unwrap_err();
+    let text = mistakes.to_string();
+    let expected = [
+        "plugin configuration refused, 12 mistake(s):",
+        "\n  decode_clusters[1]: found \"d\", allowed: visible ASCII characters, each cluster once",
+        "\n  decode_clusters[2]: found \"two words\", allowed: visible ASCII",
+        "\n  prefill_clusters: found [], allowed: at least one Envoy cluster",
+        "\n  prefill_timeout_ms: found 0, allowed: 1 to 3600000",
+        "\n  load_lease_ms: found 1, allowed: 500 to 60000",
+        "\n  models[0].tau: found -0.5, allowed: 0 to 2",
+        "\n  models[0].max_load_factor: found 0.5, allowed: a number from 1 to 100, or \"none\"",
+        "\n  models[1].model: found \"a\", allowed: a name that no other entry has",
+        "\n  models[1].blob.inline: found centroid blob is not a safetensors file",
+        "\n  models[1].max_load_factor: found \"nome\"",
+        "\n  models[2].model: found \"\", allowed: a model name, or \"*\" for any",
+        "\n  models[2].blob.inline: found 1 characters: ",
+    ];
+    for part in expected {
+        assert!(text.contains(part), "{part}\nnot in\n{text}");
+    }
+}
+
+#[test]
+fn unknown_fields_and_policies_are_named() {
+    let mut config = minimal();
+    config["prefil_timeout_ms"] = json!(1);
+    let error = parse(&config).unwrap_err().to_string();
+    assert!(
+        error.contains("unknown field `prefil_timeout_ms`"),
+        "{error}"
+    );
+    let mut config = minimal();
+    config["models"][0]["policy"] = json!("bands");
+    let error = parse(&config).unwrap_err().to_string();
+    assert!(
+        error.contains("unknown variant `bands`, expected one of `band`, `top1`"),
+        "{error}"
+    );
+}
+
+#[test]
+fn tau_comes_from_the_blob_unless_it_is_set() {
+    let inline = STANDARD.encode(blob_bytes(1, &["decode-0"]));
+    let mut config = minimal();
+    config["models"][0]["blob"] = json!({"inline": inline});
+    let rule = parse(&config).unwrap().models[0].rule;
+    assert_eq!(rule.tau, 0.2);
+    config["models"][0]["tau"] = json!(0.05);
+    assert_eq!(parse(&config).unwrap().models[0].rule.tau, 0.05);
+    config["models"][0]["max_load_factor"] = json!("none");
+    assert_eq!(parse(&config).unwrap().models[0].rule.max_load_factor, None);
+}
+
+#[test]
+fn a_blob_for_other_clusters_is_refused_with_a_hint() {
+    let inline = STANDARD.encode(blob_bytes(1, &["decode-9"]));
+    let mut config = minimal();
+    config["models"][0]["blob"] = json!({"inline": inline});
+    let error = parse(&config).unwrap_err().to_string();
+    assert!(error.contains("names decode cluster \"decode-9\"") && error.contains("hint: list it"));
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_bytes_never_panic(bytes: Vec<u8>) {
+        prop_assert!(Config::parse(&bytes).is_err());
+    }
+
+    #[test]
+    fn mutated_configurations_never_panic(at: prop::sample::Index, byte in "[ -~]") {
+        let mut text = minimal().to_string().into_bytes();
+        let at = at.index(text.len());
+        text[at] = byte.as_bytes()[0];
+        let _ = Config::parse(&text);
+    }
+}

@@ -1,0 +1,289 @@
+//! Stream context: one request on its way through the filter.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use proxy_wasm::hostcalls;
+use proxy_wasm::traits::{Context, HttpContext};
+use proxy_wasm::types::{Action, BufferType, LogLevel, MapType, Status};
+
+use super::vm::{self, SharedPlugin, SharedRequest, Waiting};
+use super::{EnvoyShared, headers, log, now_ms, now_ns, remove_header, set_header};
+use crate::headers::{self as names, is_private, is_steering};
+use crate::metrics;
+use crate::request::{Answer, Head, OnBody, OnHeaders, OnPrefill, Reply};
+
+pub(super) struct Stream {
+    id: u32,
+    plugin: Option<SharedPlugin>,
+    request: SharedRequest,
+    /// The decode cluster that this stream is counted for.
+    counted: Rc<RefCell<Option<String>>>,
+    content_length: Option<usize>,
+    ended: bool,
+}
+
+impl Stream {
+    pub(super) fn new(id: u32, plugin: Option<SharedPlugin>) -> Self {
+        Self {
+            id,
+            plugin,
+            request: SharedRequest::default(),
+            counted: Rc::default(),
+            content_length: None,
+            ended: false,
+        }
+    }
+
+    /// The whole body is there.
+    fn on_body_complete(&mut self, plugin: &SharedPlugin, size: usize) -> Action {
+        let body = hostcalls::get_buffer(BufferType::HttpRequestBody, 0, size);
+        let body = body.ok().flatten().unwrap_or_default();
+        let waiting = self.waiting(plugin);
+        let next = self.request.borrow_mut().on_body(&plugin.borrow(), &body);
+        match next {
+            OnBody::Reply(answer) => {
+                reply(&waiting, &answer);
+                Action::Pause
+            }
+            OnBody::Route => match route(&waiting, None, None) {
+                Ok(()) => Action::Continue,
+                Err(answer) => {
+                    reply(&waiting, &answer);
+                    Action::Pause
+                }
+            },
+            OnBody::Prefill => {
+                let timing = plugin.borrow().config().timing;
+                let woken = vm::with(|vm| {
+                    vm.waiting.insert(self.id, waiting.clone());
+                    vm.wake_root(self.id, timing)
+                });
+                if !woken {
+                    let answer = self
+                        .request
+                        .borrow_mut()
+                        .internal("the prefill leg could not be started");
+                    reply(&waiting, &answer);
+                }
+                Action::Pause
+            }
+        }
+    }
+
+    fn waiting(&self, plugin: &SharedPlugin) -> Waiting {
+        Waiting {
+            plugin: plugin.clone(),
+            request: self.request.clone(),
+            started_ms: now_ms(),
+            content_length: self.content_length,
+            counted: self.counted.clone(),
+        }
+    }
+
+    /// Counting ends here, exactly once per stream.
+    fn end(&mut self) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        let Some(plugin) = &self.plugin else { return };
+        let timing = plugin.borrow().config().timing;
+        let outcome = self.request.borrow().outcome();
+        vm::with(|vm| {
+            vm.waiting.remove(&self.id);
+            if let Some(cluster) = self.counted.borrow_mut().take() {
+                vm.loads.end(&EnvoyShared, &cluster, now_ms(), timing);
+            }
+            if let Some(outcome) = outcome {
+                vm.metrics.count(&metrics::outcome(outcome));
+            }
+        });
+        if let Some(outcome) = outcome {
+            set_property("eldr_outcome", &outcome.to_string());
+        }
+    }
+}
+
+impl Context for Stream {
+    fn on_done(&mut self) -> bool {
+        self.end();
+        true
+    }
+}
+
+impl HttpContext for Stream {
+    fn on_http_request_headers(&mut self, _: usize, end_of_stream: bool) -> Action {
+        let Some(plugin) = self.plugin.clone() else {
+            return Action::Continue;
+        };
+        let mut all = headers(MapType::HttpRequestHeaders);
+        all.retain(|(name, _)| {
+            let steers = is_steering(name);
+            if steers {
+                remove_header(MapType::HttpRequestHeaders, name);
+            }
+            !steers
+        });
+        self.content_length = names::get(&all, "content-length")
+            .and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
+        let next = self
+            .request
+            .borrow_mut()
+            .on_headers(&plugin.borrow(), all, end_of_stream);
+        match next {
+            OnHeaders::Bypass => Action::Continue,
+            OnHeaders::ReadBody => Action::Pause,
+            OnHeaders::Route => {
+                let waiting = self.waiting(&plugin);
+                match route(&waiting, None, None) {
+                    Ok(()) => Action::Continue,
+                    Err(answer) => {
+                        reply(&waiting, &answer);
+                        Action::Pause
+                    }
+                }
+            }
+        }
+    }
+
+    fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
+        let (reads, prefills) = {
+            let request = self.request.borrow();
+            (request.reads_body(), request.prefills())
+        };
+        match self.plugin.clone() {
+            Some(plugin) if reads && end_of_stream => self.on_body_complete(&plugin, size),
+            Some(_) if reads || prefills => Action::Pause,
+            _ => Action::Continue,
+        }
+    }
+
+    fn on_http_request_trailers(&mut self, _: usize) -> Action {
+        // With trailers the body never says that it ends.
+        let reads = self.request.borrow().reads_body();
+        match self.plugin.clone() {
+            Some(plugin) if reads => self.on_body_complete(&plugin, usize::MAX),
+            _ => Action::Continue,
+        }
+    }
+
+    fn on_http_response_headers(&mut self, _: usize, _: bool) -> Action {
+        for (name, _) in headers(MapType::HttpResponseHeaders) {
+            if is_private(&name) {
+                remove_header(MapType::HttpResponseHeaders, &name);
+            }
+        }
+        let mut request = self.request.borrow_mut();
+        request.on_response();
+        let debug = self
+            .plugin
+            .as_ref()
+            .is_some_and(|plugin| plugin.borrow().config().debug_headers);
+        if debug && !request.decision().is_empty() {
+            let decision = request.decision().as_bytes();
+            let _ = set_header(MapType::HttpResponseHeaders, names::DECISION, decision);
+        }
+        Action::Continue
+    }
+
+    fn on_log(&mut self) {
+        self.end();
+    }
+}
+
+/// The prefill leg has ended; the effective context is the stream's.
+pub(super) fn on_prefill(waiting: &Waiting, answer: &Answer) {
+    let elapsed = now_ms().saturating_sub(waiting.started_ms);
+    vm::with(|vm| vm.metrics.record(metrics::PREFILL_MS, elapsed));
+    let on_failure = waiting.plugin.borrow().config().on_prefill_failure;
+    let next = waiting.request.borrow_mut().on_prefill(answer, on_failure);
+    let routed = match next {
+        OnPrefill::Reply(answer) => Err(answer),
+        OnPrefill::Route { signature, head } => route(waiting, signature.as_deref(), head.as_ref()),
+    };
+    match routed {
+        Ok(()) => {
+            let _ = hostcalls::resume_http_request();
+        }
+        Err(answer) => reply(waiting, &answer),
+    }
+}
+
+/// Chooses the decode cluster, counts the request there and edits it, all while its headers are held.
+fn route(waiting: &Waiting, signature: Option<&[u8]>, head: Option<&Head>) -> Result<(), Reply> {
+    let plugin = waiting.plugin.borrow();
+    let timing = plugin.config().timing;
+    let mut request = waiting.request.borrow_mut();
+    let decision = vm::with(|vm| {
+        vm.claim(timing);
+        let draw = vm.draw();
+        let now = now_ms();
+        vm.loads.refresh(&EnvoyShared, now, timing);
+        let started = now_ns();
+        let loads = &vm.loads;
+        let decision = plugin.decide(
+            request.model(),
+            signature,
+            |cluster| loads.in_flight(cluster),
+            draw,
+            &mut vm.scratch,
+        );
+        vm.metrics
+            .record(metrics::DECISION_NS, now_ns().saturating_sub(started));
+        let cluster = plugin.decode_cluster(decision.target);
+        vm.loads.start(&EnvoyShared, cluster, now, timing);
+        vm.metrics.count(&metrics::routed(cluster));
+        vm.metrics.count(&metrics::reason(decision.reason));
+        if let Some(similarity) = decision.similarity {
+            let per_mille = (similarity.max(0.0) * 1_000.0) as u64;
+            vm.metrics.record(metrics::SIMILARITY, per_mille);
+        }
+        decision
+    });
+    let cluster = plugin.decode_cluster(decision.target);
+    *waiting.counted.borrow_mut() = Some(cluster.to_owned());
+    request.routed(&decision, cluster);
+    set_property("eldr_decision", request.decision());
+    edit(cluster, waiting.content_length, head)
+        .map_err(|status| request.internal(&format!("the request could not be edited: {status:?}")))
+}
+
+fn edit(cluster: &str, content_length: Option<usize>, head: Option<&Head>) -> Result<(), Status> {
+    if let Some(Head { replaces, bytes }) = head {
+        hostcalls::set_buffer(BufferType::HttpRequestBody, 0, *replaces, bytes.as_bytes())?;
+        if let Some(length) = content_length {
+            let length = (length + bytes.len()).saturating_sub(*replaces).to_string();
+            set_header(
+                MapType::HttpRequestHeaders,
+                "content-length",
+                length.as_bytes(),
+            )?;
+        }
+    }
+    // Clears the route cache, so that Envoy's `cluster_header` route sees it.
+    set_header(
+        MapType::HttpRequestHeaders,
+        names::DECODE_CLUSTER,
+        cluster.as_bytes(),
+    )
+}
+
+fn reply(waiting: &Waiting, answer: &Reply) {
+    let headers: Vec<(&str, &str)> = answer
+        .headers
+        .iter()
+        .filter_map(|(name, value)| Some((name.as_str(), std::str::from_utf8(value).ok()?)))
+        .collect();
+    if hostcalls::send_http_response(answer.status, headers, Some(&answer.body)).is_err() {
+        let outcome = waiting.request.borrow().outcome();
+        log(
+            LogLevel::Error,
+            &format!("eldr: an answer could not be sent ({outcome:?})"),
+        );
+    }
+}
+
+/// Filter state for the access log: `%FILTER_STATE(wasm.eldr_outcome:PLAIN)%`.
+fn set_property(name: &str, value: &str) {
+    let _ = hostcalls::set_property(vec![name], Some(value.as_bytes()));
+}

@@ -1,0 +1,113 @@
+//! What all contexts of one VM share: load counts, waiting prefill legs, metrics.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+
+use eldr_core::decide::Draw;
+use eldr_core::route::Scratch;
+use proxy_wasm::hostcalls;
+use proxy_wasm::types::LogLevel;
+
+use super::metrics::Metrics;
+use super::{EnvoyShared, log, now_ms, now_ns};
+use crate::load::{Loads, Timing};
+use crate::plugin::Plugin;
+use crate::request::Request;
+
+/// A plugin, which its root replaces blobs in, and the streams that use it.
+pub(super) type SharedPlugin = Rc<RefCell<Plugin>>;
+/// A request, which its stream and the root that runs its prefill leg both act on.
+pub(super) type SharedRequest = Rc<RefCell<Request>>;
+
+/// A stream that waits for its prefill leg.
+#[derive(Clone)]
+pub(super) struct Waiting {
+    pub(super) plugin: SharedPlugin,
+    pub(super) request: SharedRequest,
+    pub(super) started_ms: u64,
+    /// Length of the body the client sent; `None` where it did not say so in a header.
+    pub(super) content_length: Option<usize>,
+    /// The decode cluster that this stream is counted for, once chosen.
+    pub(super) counted: Rc<RefCell<Option<String>>>,
+}
+
+#[derive(Default)]
+pub(super) struct Vm {
+    pub(super) loads: Loads,
+    pub(super) metrics: Metrics,
+    pub(super) scratch: Scratch,
+    /// Streams that wait, by context id.
+    pub(super) waiting: HashMap<u32, Waiting>,
+    /// Streams whose prefill leg is not yet dispatched.
+    pub(super) to_dispatch: VecDeque<u32>,
+    /// Stream of each call under way.
+    pub(super) calls: HashMap<u32, u32>,
+    sequence: u64,
+    entropy: u64,
+}
+
+thread_local! {
+    // One thread runs a VM; nothing keeps this borrowed across a call that comes back.
+    static VM: RefCell<Vm> = RefCell::default();
+}
+
+/// Runs `act` on this VM's state.
+pub(super) fn with<T>(act: impl FnOnce(&mut Vm) -> T) -> T {
+    VM.with(|vm| act(&mut vm.borrow_mut()))
+}
+
+impl Vm {
+    /// Randomness of one decision: splitmix64, seeded by the clock.
+    pub(super) fn draw(&mut self) -> Draw {
+        if self.entropy == 0 {
+            self.entropy = now_ns() | 1;
+        }
+        self.sequence += 1;
+        self.entropy = self.entropy.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.entropy;
+        bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        Draw {
+            sequence: self.sequence,
+            entropy: bits ^ bits >> 31,
+        }
+    }
+
+    /// Next turn of a round robin over prefill clusters.
+    pub(super) fn turn(&mut self) -> u64 {
+        self.sequence += 1;
+        self.sequence
+    }
+
+    /// Claims this VM's slot and returns its number.
+    pub(super) fn claim(&mut self, timing: Timing) -> Option<usize> {
+        let slot = self.loads.claim(&EnvoyShared, now_ms(), timing);
+        if slot.is_none() {
+            log(
+                LogLevel::Warn,
+                "eldr: all load slots are taken, this thread counts for itself alone",
+            );
+        }
+        slot
+    }
+
+    /// Asks the root of the current stream to dispatch `stream`'s prefill leg.
+    ///
+    /// The queue is registered anew each time: that binds it to the root of this very stream, which lives as
+    /// long as the stream does, whatever was reconfigured meanwhile.
+    pub(super) fn wake_root(&mut self, stream: u32, timing: Timing) -> bool {
+        let name = match self.claim(timing) {
+            Some(slot) => format!("eldr.queue.{slot}"),
+            // Without a slot there is no name that is this VM's alone but one made of its clock.
+            None => format!("eldr.queue.x{:x}", self.entropy),
+        };
+        let woken = hostcalls::register_shared_queue(&name)
+            .and_then(|queue| hostcalls::enqueue_shared_queue(queue, Some(b"1")))
+            .is_ok();
+        if woken {
+            self.to_dispatch.push_back(stream);
+        }
+        woken
+    }
+}

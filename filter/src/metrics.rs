@@ -1,0 +1,36 @@
+//! Names of what is counted. Envoy prints them with the prefix `wasmcustom.`; the shipped configuration turns
+//! worker, outcome and reason into tags.
+
+use eldr_core::Outcome;
+use eldr_core::decide::Reason;
+
+/// Counter: requests that ended so.
+pub fn outcome(outcome: Outcome) -> String {
+    format!("eldr.outcome.{}", outcome.name())
+}
+
+/// Counter: decisions that rested on this.
+pub fn reason(reason: Reason) -> String {
+    format!("eldr.reason.{}", reason.name())
+}
+
+/// Counter: requests sent to a decode cluster.
+pub fn routed(cluster: &str) -> String {
+    format!("eldr.worker.{cluster}.routed")
+}
+
+/// Gauge: requests in flight to a decode cluster, from all threads, as of the last tick.
+pub fn in_flight(cluster: &str) -> String {
+    format!("eldr.worker.{cluster}.in_flight")
+}
+
+/// Histogram: header bytes → target, nanoseconds.
+pub const DECISION_NS: &str = "eldr.decision_ns";
+/// Histogram: similarity to the chosen region, per mille.
+pub const SIMILARITY: &str = "eldr.similarity_permille";
+/// Histogram: duration of the prefill leg, milliseconds.
+pub const PREFILL_MS: &str = "eldr.prefill_ms";
+/// Counter: prefill answers whose client was gone.
+pub const LATE_PREFILL: &str = "eldr.late_prefill";
+/// Counter: blobs that were published and could not be used.
+pub const BLOB_REFUSED: &str = "eldr.blob_refused";

@@ -1,0 +1,244 @@
+//! A configuration with the blobs in use: chooses prefill and decode clusters.
+
+use eldr_core::blob::Blob;
+use eldr_core::decide::{Decision, Draw, Rule, Worker, WorkerIndex};
+use eldr_core::route::{Map, Scratch, route};
+
+use crate::config::{ANY_MODEL, Config, PrefillPolicy};
+
+/// Index into the configured models.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelIndex(usize);
+
+/// What one listener's filter runs with.
+#[derive(Debug)]
+pub struct Plugin {
+    config: Config,
+    /// One per model.
+    maps: Vec<Option<Map>>,
+}
+
+impl Plugin {
+    /// Puts the inline blobs to use.
+    pub fn new(mut config: Config) -> Self {
+        let maps = config
+            .models
+            .iter_mut()
+            .map(|model| model.blob.take().map(|(_, map)| map))
+            .collect();
+        Self { config, maps }
+    }
+
+    /// The configuration; its inline blobs are in use and no longer there.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Models with their names.
+    pub fn models(&self) -> impl Iterator<Item = (ModelIndex, &str)> {
+        let models = self.config.models.iter().enumerate();
+        models.map(|(index, model)| (ModelIndex(index), model.name.as_str()))
+    }
+
+    /// The entry for a request's model: its own, else the one for any model.
+    pub fn model(&self, name: Option<&str>) -> Option<ModelIndex> {
+        let find = |wanted: &str| {
+            self.config
+                .models
+                .iter()
+                .position(|model| model.name == wanted)
+        };
+        name.and_then(find)
+            .or_else(|| find(ANY_MODEL))
+            .map(ModelIndex)
+    }
+
+    /// Revision of the blob in use.
+    pub fn revision(&self, model: ModelIndex) -> Option<u64> {
+        self.map(Some(model)).map(|map| map.revision)
+    }
+
+    /// Replaces a model's blob; the old one stays when the new one cannot be used.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub fn update(&mut self, model: ModelIndex, bytes: &[u8]) -> Result<u64, String> {
+        let blob = Blob::from_bytes(bytes).map_err(|error| error.to_string())?;
+        let map =
+            Map::bind(blob, &self.config.decode_clusters).map_err(|error| error.to_string())?;
+        let revision = map.revision;
+        if let Some(settings) = self.config.models.get_mut(model.0)
+            && !settings.tau_is_fixed
+        {
+            settings.rule.tau = map.tau;
+        }
+        if let Some(place) = self.maps.get_mut(model.0) {
+            *place = Some(map);
+        }
+        Ok(revision)
+    }
+
+    /// Chooses the decode cluster.
+    pub fn decide(
+        &self,
+        model: Option<ModelIndex>,
+        signature: Option<&[u8]>,
+        in_flight: impl Fn(&str) -> u32,
+        draw: Draw,
+        scratch: &mut Scratch,
+    ) -> Decision {
+        let settings = model.and_then(|model| self.config.models.get(model.0));
+        let rule = settings.map_or_else(Rule::default, |settings| settings.rule);
+        let load = |cluster: &String| Worker {
+            load: f64::from(in_flight(cluster)),
+            available: true,
+        };
+        let workers: Vec<Worker> = self.config.decode_clusters.iter().map(load).collect();
+        route(&rule, self.map(model), signature, &workers, draw, scratch)
+    }
+
+    /// Name of a decode cluster.
+    pub fn decode_cluster(&self, worker: WorkerIndex) -> &str {
+        self.config
+            .decode_clusters
+            .get(worker.0)
+            .map(String::as_str)
+            .unwrap_or_default()
+    }
+
+    /// Chooses the prefill cluster; `sequence` grows by one per request.
+    pub fn prefill_cluster(&self, sequence: u64) -> &str {
+        let clusters = &self.config.prefill_clusters;
+        let turn = match self.config.prefill_policy {
+            PrefillPolicy::RoundRobin => sequence.checked_rem(clusters.len() as u64),
+        };
+        turn.and_then(|turn| clusters.get(turn as usize))
+            .map(String::as_str)
+            .unwrap_or_default()
+    }
+
+    fn map(&self, model: Option<ModelIndex>) -> Option<&Map> {
+        self.maps.get(model?.0)?.as_ref()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use eldr_core::blob::Fit;
+    use eldr_core::decide::Reason;
+    use eldr_core::signature::{Encoding, Geometry, Signature};
+    use eldr_core::transform::Transform;
+    use serde_json::json;
+
+    use super::*;
+
+    /// One region per worker; region i wants expert i of a 1×4 model.
+    pub(crate) fn blob_bytes(revision: u64, workers: &[&str]) -> Vec<u8> {
+        let mut centroids = vec![0.0; 4 * workers.len()];
+        for (region, row) in centroids.chunks_mut(4).enumerate() {
+            row[region] = 1.0;
+        }
+        let blob = Blob {
+            revision,
+            model: "tiny".into(),
+            transform: Transform::new(Geometry::new(1, 4).unwrap(), vec![0], vec![1.0; 4]).unwrap(),
+            centroids,
+            tau: 0.2,
+            regions: workers
+                .iter()
+                .map(|name| vec![(*name).to_owned()])
+                .collect(),
+            fit: Fit {
+                quantiles: vec![vec![0.5; 7]; workers.len()],
+                requests: 4,
+                rho: None,
+                seed: 1,
+                shares: vec![1.0 / workers.len() as f64; workers.len()],
+            },
+        };
+        blob.to_bytes().unwrap()
+    }
+
+    pub(crate) fn plugin() -> Plugin {
+        let config = json!({
+            "models": [{"model": "*"}, {"model": "moe"}],
+            "decode_clusters": ["decode-0", "decode-1"],
+            "prefill_clusters": ["p0", "p1"],
+        });
+        let mut plugin = Plugin::new(Config::parse(config.to_string().as_bytes()).unwrap());
+        let moe = plugin.model(Some("moe")).unwrap();
+        plugin
+            .update(moe, &blob_bytes(1, &["decode-0", "decode-1"]))
+            .unwrap();
+        plugin
+    }
+
+    pub(crate) fn signature(counts: [u16; 4]) -> String {
+        let geometry = Geometry::new(1, 4).unwrap();
+        Signature::dense(geometry, counts.to_vec(), None)
+            .unwrap()
+            .encode(Encoding::U16)
+    }
+
+    fn decide(plugin: &Plugin, model: &str, signature: Option<&str>) -> (String, Reason) {
+        let draw = Draw {
+            sequence: 0,
+            entropy: 0,
+        };
+        let loads = |cluster: &str| u32::from(cluster == "decode-0");
+        let decision = plugin.decide(
+            plugin.model(Some(model)),
+            signature.map(str::as_bytes),
+            loads,
+            draw,
+            &mut Scratch::default(),
+        );
+        (
+            plugin.decode_cluster(decision.target).to_owned(),
+            decision.reason,
+        )
+    }
+
+    #[test]
+    fn each_model_has_its_own_blob() {
+        let plugin = plugin();
+        let second = signature([0, 9, 0, 0]);
+        assert_eq!(
+            decide(&plugin, "moe", Some(&second)),
+            ("decode-1".into(), Reason::InBand)
+        );
+        assert_eq!(
+            decide(&plugin, "other", Some(&second)),
+            ("decode-1".into(), Reason::NoBlob)
+        );
+        assert_eq!(
+            decide(&plugin, "moe", None),
+            ("decode-1".into(), Reason::NoSignature)
+        );
+    }
+
+    #[test]
+    fn a_blob_that_cannot_be_used_changes_nothing() {
+        let mut plugin = plugin();
+        let moe = plugin.model(Some("moe")).unwrap();
+        assert!(plugin.update(moe, b"rubbish").is_err());
+        assert!(plugin.update(moe, &blob_bytes(9, &["decode-7"])).is_err());
+        assert_eq!(plugin.revision(moe), Some(1));
+        assert_eq!(
+            plugin.update(moe, &blob_bytes(2, &["decode-1", "decode-0"])),
+            Ok(2)
+        );
+        let first = signature([9, 0, 0, 0]);
+        assert_eq!(
+            decide(&plugin, "moe", Some(&first)),
+            ("decode-1".into(), Reason::InBand)
+        );
+    }
+
+    #[test]
+    fn prefill_clusters_take_turns() {
+        let plugin = plugin();
+        let turns: Vec<&str> = (0..4).map(|turn| plugin.prefill_cluster(turn)).collect();
+        assert_eq!(turns, ["p0", "p1", "p0", "p1"]);
+    }
+}

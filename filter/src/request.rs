@@ -1,0 +1,348 @@
+//! Life of one request, without the host: what to do with its headers, its body and the prefill answer.
+//!
+//! ```text
+//!            headers           body             prefill answer
+//! New ──► ReadingBody ──► Prefilling ──────► Routed      one Outcome each, exactly once
+//!   │          │               └──────────► Answered
+//!   │          ├──► Answered (refused)
+//!   │          └──► Routed   (a body we cannot edit)
+//!   ├──► Routed   (an encoded body)
+//!   └──► Bypassed
+//! ```
+
+use std::fmt::Write as _;
+
+use eldr_core::Outcome;
+use eldr_core::decide::Decision;
+
+use crate::body::{self, Object};
+use crate::config::OnPrefillFailure;
+use crate::headers::{self, Header};
+use crate::nixl;
+use crate::plugin::{ModelIndex, Plugin};
+
+/// Paths of requests that are routed.
+const PATHS: [&[u8]; 2] = [b"/v1/completions", b"/v1/chat/completions"];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    New,
+    Bypassed,
+    ReadingBody,
+    Prefilling,
+    Routed,
+    Answered,
+}
+
+/// An answer to the client from the gateway.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reply {
+    /// HTTP status.
+    pub status: u32,
+    /// Headers.
+    pub headers: Vec<Header>,
+    /// Body.
+    pub body: Vec<u8>,
+}
+
+impl Reply {
+    /// An error in the shape that OpenAI clients read.
+    fn error(status: u32, kind: &str, message: &str) -> Self {
+        let body = serde_json::json!({
+            "error": {"message": message, "type": kind, "param": null, "code": status}
+        });
+        Self {
+            status,
+            headers: vec![("content-type".into(), b"application/json".to_vec())],
+            body: body.to_string().into_bytes(),
+        }
+    }
+}
+
+/// What to do once the request headers are there.
+#[derive(Debug, PartialEq, Eq)]
+pub enum OnHeaders {
+    /// Let it pass to the default cluster.
+    Bypass,
+    /// Choose a decode cluster now: the body cannot be edited.
+    Route,
+    /// Hold the headers and collect the body.
+    ReadBody,
+}
+
+/// What to do once the body is complete.
+#[derive(Debug, PartialEq, Eq)]
+pub enum OnBody {
+    /// Answer.
+    Reply(Reply),
+    /// Choose a decode cluster without a prefill leg.
+    Route,
+    /// Send the prefill leg; its body is kept in the request.
+    Prefill,
+}
+
+/// What to do once the prefill leg has ended.
+#[derive(Debug, PartialEq, Eq)]
+pub enum OnPrefill {
+    /// Answer.
+    Reply(Reply),
+    /// Choose a decode cluster by the signature, and put the head in place of the body's first bytes.
+    Route {
+        /// Value of the signature header.
+        signature: Option<Vec<u8>>,
+        /// Hand-over for the decode worker.
+        head: Option<Head>,
+    },
+}
+
+/// New first bytes of the body: everything after them stays where it is.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Head {
+    /// How many bytes they replace.
+    pub replaces: usize,
+    /// The bytes.
+    pub bytes: String,
+}
+
+/// Prefill leg of a request that waits to be sent.
+#[derive(Debug, Default)]
+pub struct PrefillLeg {
+    /// The request's headers, cleaned.
+    pub headers: Vec<Header>,
+    /// Body of the leg.
+    pub body: String,
+}
+
+/// The prefill worker's answer as the host hands it out.
+#[derive(Debug)]
+pub struct Answer {
+    /// Headers; none at all after a reset or an answer that was too large.
+    pub headers: Vec<Header>,
+    /// Body.
+    pub body: Vec<u8>,
+}
+
+/// One request.
+#[derive(Debug)]
+pub struct Request {
+    state: State,
+    outcome: Option<Outcome>,
+    leg: PrefillLeg,
+    model: Option<ModelIndex>,
+    /// Body up to and with the opening brace.
+    opening: String,
+    is_empty_object: bool,
+    decision: String,
+}
+
+impl Default for Request {
+    fn default() -> Self {
+        Self {
+            state: State::New,
+            outcome: None,
+            leg: PrefillLeg::default(),
+            model: None,
+            opening: String::new(),
+            is_empty_object: false,
+            decision: String::new(),
+        }
+    }
+}
+
+impl Request {
+    /// Takes the request headers, already without those that steer.
+    pub fn on_headers(
+        &mut self,
+        plugin: &Plugin,
+        headers: Vec<Header>,
+        end_of_stream: bool,
+    ) -> OnHeaders {
+        let path = headers::get(&headers, ":path").unwrap_or_default();
+        let path = path.split(|&byte| byte == b'?').next().unwrap_or_default();
+        let is_post = headers::get(&headers, ":method") == Some(b"POST");
+        let upgrades = headers::get(&headers, "upgrade").is_some();
+        if !is_post || upgrades || end_of_stream || !PATHS.contains(&path) {
+            self.state = State::Bypassed;
+            return OnHeaders::Bypass;
+        }
+        let encoding = headers::get(&headers, "content-encoding").unwrap_or(b"identity");
+        if !encoding.eq_ignore_ascii_case(b"identity") {
+            self.model = plugin.model(None);
+            return OnHeaders::Route;
+        }
+        self.state = State::ReadingBody;
+        self.leg.headers = headers;
+        OnHeaders::ReadBody
+    }
+
+    /// True while the body is being collected.
+    pub fn reads_body(&self) -> bool {
+        self.state == State::ReadingBody
+    }
+
+    /// True between the body and the prefill answer.
+    pub fn prefills(&self) -> bool {
+        self.state == State::Prefilling
+    }
+
+    /// Takes the complete body.
+    pub fn on_body(&mut self, plugin: &Plugin, bytes: &[u8]) -> OnBody {
+        // What is not an object gets the engine's own error from a decode worker.
+        let Ok(object) = Object::parse(bytes) else {
+            self.model = plugin.model(None);
+            return OnBody::Route;
+        };
+        let model = object.get("model").and_then(body::string);
+        self.model = plugin.model(model.as_deref());
+        if object.has(nixl::KV_PARAMS) {
+            return OnBody::Reply(self.refuse(
+                "kv_transfer_params is set by the gateway and may not be sent by clients",
+            ));
+        }
+        if is_batch(&object) {
+            return OnBody::Route;
+        }
+        let brace = bytes
+            .iter()
+            .position(|&byte| byte == b'{')
+            .unwrap_or_default();
+        let opening = bytes.get(..=brace).unwrap_or_default();
+        self.opening = String::from_utf8_lossy(opening).into_owned();
+        self.is_empty_object = object.is_empty();
+        self.leg.body = nixl::prefill_body(&object);
+        self.state = State::Prefilling;
+        OnBody::Prefill
+    }
+
+    /// Hands out the prefill leg, once.
+    pub fn take_leg(&mut self) -> PrefillLeg {
+        std::mem::take(&mut self.leg)
+    }
+
+    /// Takes the prefill answer.
+    pub fn on_prefill(&mut self, answer: &Answer, on_failure: OnPrefillFailure) -> OnPrefill {
+        let status = headers::get(&answer.headers, ":status")
+            .and_then(|value| std::str::from_utf8(value).ok()?.parse::<u32>().ok());
+        match status {
+            Some(200..=299) => match nixl::kv_params(&answer.body) {
+                Ok(params) => OnPrefill::Route {
+                    signature: headers::get(&answer.headers, headers::SIGNATURE)
+                        .map(<[u8]>::to_vec),
+                    head: params.map(|params| self.head(&params)),
+                },
+                Err(_) => self.prefill_failed(on_failure, 502, "gave an answer that is not JSON"),
+            },
+            Some(status @ 400..=499) => {
+                self.end(Outcome::PrefillRejected);
+                let kept = headers::for_client(&answer.headers);
+                OnPrefill::Reply(Reply {
+                    status,
+                    headers: kept
+                        .iter()
+                        .map(|(k, v)| ((*k).to_owned(), v.to_vec()))
+                        .collect(),
+                    body: answer.body.clone(),
+                })
+            }
+            Some(504) => self.prefill_failed(on_failure, 504, "did not answer in time"),
+            Some(_) => self.prefill_failed(on_failure, 502, "failed"),
+            None => self.prefill_failed(on_failure, 502, "could not be reached or broke off"),
+        }
+    }
+
+    /// The request's model, as configured.
+    pub fn model(&self) -> Option<ModelIndex> {
+        self.model
+    }
+
+    /// Takes note of the decision that sends the request to `cluster`.
+    pub fn routed(&mut self, decision: &Decision, cluster: &str) {
+        self.state = State::Routed;
+        // A failed prefill stays the outcome of a request that decode then serves alone.
+        self.outcome.get_or_insert(Outcome::Routed(decision.reason));
+        self.decision.clear();
+        let _ = write!(self.decision, "{cluster};reason={}", decision.reason.name());
+        if let (Some(region), Some(similarity)) = (decision.region, decision.similarity) {
+            let (region, band) = (region.0, decision.band);
+            let _ = write!(
+                self.decision,
+                ";region={region};band={band};similarity={similarity:.3}"
+            );
+        }
+    }
+
+    /// The decision, for people: `decode-2;reason=in_band;region=2;band=1;similarity=0.931`.
+    /// A Structured Field token with parameters; empty where nothing was decided.
+    pub fn decision(&self) -> &str {
+        &self.decision
+    }
+
+    /// Response headers are on their way to the client. If the request was not that far, the host answered:
+    /// a body over the limit, a timeout.
+    pub fn on_response(&mut self) {
+        match self.state {
+            State::ReadingBody => self.end(Outcome::Refused),
+            State::Prefilling => self.end(Outcome::PrefillFailed),
+            _ => {}
+        }
+    }
+
+    /// A promise was broken; the client gets 500.
+    pub fn internal(&mut self, what: &str) -> Reply {
+        self.end(Outcome::Internal);
+        Reply::error(500, "internal_error", what)
+    }
+
+    /// The outcome, as far as it is known.
+    pub fn outcome(&self) -> Option<Outcome> {
+        match self.state {
+            State::New => None,
+            State::Bypassed => Some(Outcome::Bypassed),
+            State::ReadingBody | State::Prefilling => Some(Outcome::ClientGone),
+            State::Routed | State::Answered => self.outcome,
+        }
+    }
+
+    fn end(&mut self, outcome: Outcome) {
+        self.state = State::Answered;
+        self.outcome = Some(outcome);
+    }
+
+    fn refuse(&mut self, message: &str) -> Reply {
+        self.end(Outcome::Refused);
+        Reply::error(400, "invalid_request_error", message)
+    }
+
+    fn prefill_failed(&mut self, then: OnPrefillFailure, status: u32, how: &str) -> OnPrefill {
+        self.outcome = Some(Outcome::PrefillFailed);
+        match then {
+            OnPrefillFailure::DecodeOnly => OnPrefill::Route {
+                signature: None,
+                head: None,
+            },
+            OnPrefillFailure::Error => {
+                self.state = State::Answered;
+                let message = format!("the prefill worker {how}");
+                OnPrefill::Reply(Reply::error(status, "prefill_failed", &message))
+            }
+        }
+    }
+
+    fn head(&self, params: &str) -> Head {
+        let comma = if self.is_empty_object { "" } else { "," };
+        let bytes = format!("{}\"{}\":{params}{comma}", self.opening, nixl::KV_PARAMS);
+        Head {
+            replaces: self.opening.len(),
+            bytes,
+        }
+    }
+}
+
+/// Several prompts in one request: an array of strings or of token arrays.
+fn is_batch(object: &Object<'_>) -> bool {
+    let first = object.get("prompt").and_then(|raw| raw.strip_prefix('['));
+    first.is_some_and(|rest| rest.trim_start().starts_with(['"', '[']))
+}
+
+#[cfg(test)]
+mod tests;

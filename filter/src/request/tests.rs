@@ -1,0 +1,248 @@
+use eldr_core::decide::{Reason, RegionIndex, WorkerIndex};
+
+use super::*;
+use crate::plugin::tests::plugin;
+
+fn headers(pairs: &[(&str, &str)]) -> Vec<Header> {
+    pairs
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), value.as_bytes().to_vec()))
+        .collect()
+}
+
+fn post(path: &str) -> Vec<Header> {
+    headers(&[(":method", "POST"), (":path", path), ("x-request-id", "r")])
+}
+
+fn answer(status: &str, more: &[(&str, &str)], body: &str) -> Answer {
+    let mut all = headers(&[(":status", status)]);
+    all.extend(headers(more));
+    Answer {
+        headers: all,
+        body: body.as_bytes().to_vec(),
+    }
+}
+
+/// A request whose prefill leg is under way.
+fn prefilling(body: &str) -> Request {
+    let mut request = Request::default();
+    assert_eq!(
+        request.on_headers(&plugin(), post("/v1/completions"), false),
+        OnHeaders::ReadBody
+    );
+    assert_eq!(request.on_body(&plugin(), body.as_bytes()), OnBody::Prefill);
+    request
+}
+
+#[test]
+fn only_generation_requests_with_a_body_are_held() {
+    let ask = |headers: Vec<Header>, end| {
+        let mut request = Request::default();
+        let what = request.on_headers(&plugin(), headers, end);
+        (what, request.outcome())
+    };
+    for path in [
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/completions?x=/y",
+    ] {
+        assert_eq!(ask(post(path), false).0, OnHeaders::ReadBody, "{path}");
+    }
+    let bypass = (OnHeaders::Bypass, Some(Outcome::Bypassed));
+    assert_eq!(ask(post("/v1/completions"), true), bypass);
+    assert_eq!(ask(post("/v1/models"), false), bypass);
+    assert_eq!(
+        ask(
+            headers(&[(":method", "GET"), (":path", "/v1/completions")]),
+            false
+        ),
+        bypass
+    );
+    let mut upgrade = post("/v1/completions");
+    upgrade.extend(headers(&[("upgrade", "websocket")]));
+    assert_eq!(ask(upgrade, false), bypass);
+    assert_eq!(ask(headers(&[(":method", "CONNECT")]), false), bypass);
+    let mut gzip = post("/v1/completions");
+    gzip.extend(headers(&[("content-encoding", "gzip")]));
+    assert_eq!(ask(gzip, false).0, OnHeaders::Route);
+}
+
+#[test]
+fn a_body_we_cannot_edit_goes_to_decode_alone() {
+    for body in [
+        "",
+        "not json",
+        "[1]",
+        r#"{"prompt":["a","b"]}"#,
+        r#"{"prompt":[ [1,2],[3]]}"#,
+    ] {
+        let mut request = Request::default();
+        request.on_headers(&plugin(), post("/v1/completions"), false);
+        assert_eq!(
+            request.on_body(&plugin(), body.as_bytes()),
+            OnBody::Route,
+            "{body}"
+        );
+    }
+    prefilling(r#"{"prompt":[1,2,3]}"#);
+}
+
+#[test]
+fn a_client_that_sends_kv_params_is_refused_however_it_spells_them() {
+    for body in [
+        r#"{"kv_transfer_params":null}"#,
+        r#"{"a":1,"kv_transfer_params":{},"b":2}"#,
+        r#"{"kv\u005ftransfer_params":{}}"#,
+    ] {
+        let mut request = Request::default();
+        request.on_headers(&plugin(), post("/v1/chat/completions"), false);
+        let OnBody::Reply(reply) = request.on_body(&plugin(), body.as_bytes()) else {
+            panic!("{body} was not refused")
+        };
+        assert_eq!(reply.status, 400);
+        assert_eq!(request.outcome(), Some(Outcome::Refused));
+    }
+}
+
+#[test]
+fn the_decode_body_is_the_clients_with_a_new_head() {
+    let params = r#"{"do_remote_prefill":true,"x":1.50}"#;
+    let good = answer(
+        "200",
+        &[("x-eldr-signature", ":AAA=:;l=1;e=1")],
+        &format!(r#"{{"kv_transfer_params":{params}}}"#),
+    );
+    for (body, expected) in [
+        (
+            "\n {\"prompt\":\"a\"}",
+            "\n {\"kv_transfer_params\":{\"do_remote_prefill\":true,\"x\":1.50},\"prompt\":\"a\"}",
+        ),
+        (
+            "{ }",
+            "{\"kv_transfer_params\":{\"do_remote_prefill\":true,\"x\":1.50} }",
+        ),
+    ] {
+        let mut request = prefilling(body);
+        let OnPrefill::Route {
+            signature,
+            head: Some(head),
+        } = request.on_prefill(&good, OnPrefillFailure::Error)
+        else {
+            panic!("not routed")
+        };
+        assert_eq!(signature.unwrap(), b":AAA=:;l=1;e=1");
+        assert_eq!(
+            format!("{}{}", head.bytes, &body[head.replaces..]),
+            expected
+        );
+    }
+}
+
+#[test]
+fn without_kv_params_decode_prefills_by_itself_but_the_signature_still_counts() {
+    let mut request = prefilling("{}");
+    let finished = answer(
+        "200",
+        &[("x-eldr-signature", "s")],
+        r#"{"kv_transfer_params":null}"#,
+    );
+    let routed = OnPrefill::Route {
+        signature: Some(b"s".to_vec()),
+        head: None,
+    };
+    assert_eq!(
+        request.on_prefill(&finished, OnPrefillFailure::Error),
+        routed
+    );
+}
+
+#[test]
+fn a_rejection_by_prefill_goes_back_as_it_is() {
+    let mut request = prefilling("{}");
+    let rejection = answer(
+        "422",
+        &[("content-type", "text/plain"), ("x-eldr-signature", "s")],
+        "too long",
+    );
+    let expected = Reply {
+        status: 422,
+        headers: headers(&[("content-type", "text/plain")]),
+        body: b"too long".to_vec(),
+    };
+    let found = request.on_prefill(&rejection, OnPrefillFailure::DecodeOnly);
+    assert_eq!(found, OnPrefill::Reply(expected));
+    assert_eq!(request.outcome(), Some(Outcome::PrefillRejected));
+}
+
+#[test]
+fn a_failed_prefill_is_served_by_decode_alone_or_is_an_error() {
+    let none = Answer {
+        headers: vec![],
+        body: vec![],
+    };
+    let failures = [
+        (none, 502),
+        (answer("500", &[], "oops"), 502),
+        (answer("504", &[], "upstream request timeout"), 504),
+        (answer("200", &[], ""), 502),
+        (answer("200", &[], r#"{"kv_transfer_par"#), 502),
+        (answer("302", &[], ""), 502),
+    ];
+    for (failure, status) in failures {
+        let mut request = prefilling("{}");
+        let alone = OnPrefill::Route {
+            signature: None,
+            head: None,
+        };
+        assert_eq!(
+            request.on_prefill(&failure, OnPrefillFailure::DecodeOnly),
+            alone
+        );
+        request.routed(&decision(), "decode-0");
+        assert_eq!(request.outcome(), Some(Outcome::PrefillFailed));
+
+        let mut request = prefilling("{}");
+        let OnPrefill::Reply(reply) = request.on_prefill(&failure, OnPrefillFailure::Error) else {
+            panic!("{failure:?} is no error")
+        };
+        assert_eq!(reply.status, status, "{failure:?}");
+        assert_eq!(request.outcome(), Some(Outcome::PrefillFailed));
+    }
+}
+
+fn decision() -> Decision {
+    Decision {
+        target: WorkerIndex(0),
+        reason: Reason::InBand,
+        region: Some(RegionIndex(3)),
+        similarity: Some(0.93125),
+        band: 2,
+    }
+}
+
+#[test]
+fn the_decision_is_readable_and_the_outcome_names_its_reason() {
+    let mut request = prefilling("{}");
+    request.routed(&decision(), "decode-3");
+    assert_eq!(
+        request.decision(),
+        "decode-3;reason=in_band;region=3;band=2;similarity=0.931"
+    );
+    assert_eq!(request.outcome(), Some(Outcome::Routed(Reason::InBand)));
+    request.on_response();
+    assert_eq!(request.outcome(), Some(Outcome::Routed(Reason::InBand)));
+}
+
+#[test]
+fn a_client_that_leaves_before_decode_is_gone_and_an_answer_of_the_host_is_not_its_fault() {
+    let mut request = Request::default();
+    assert_eq!(request.outcome(), None);
+    request.on_headers(&plugin(), post("/v1/completions"), false);
+    assert_eq!(request.outcome(), Some(Outcome::ClientGone));
+    request.on_response();
+    assert_eq!(request.outcome(), Some(Outcome::Refused));
+    let mut request = prefilling("{}");
+    assert_eq!(request.outcome(), Some(Outcome::ClientGone));
+    request.on_response();
+    assert_eq!(request.outcome(), Some(Outcome::PrefillFailed));
+}
