@@ -38,15 +38,16 @@ pub fn wasm_module() -> Result<PathBuf, SetupError> {
 /// Lints what runs inside Envoy, core and filter, as compiled for wasm; warnings are errors.
 pub fn clippy() -> Result<(), SetupError> {
     let mut cargo = toolchain::cargo(toolchain::find()?, "clippy");
+    // The same profile as the build: Debian's way then compiles the standard library once for both.
     cargo.args([
+        "--profile",
+        "wasm",
         "--package",
         "eldr-core",
         "--package",
         "eldr-filter",
-        "--",
-        "-D",
-        "warnings",
     ]);
+    cargo.args(["--", "-D", "warnings"]);
     run(&mut cargo, "linting core and filter for wasm", HINT)?;
     say("core and filter are clean");
     Ok(())
