@@ -1,1 +1,4 @@
 //! Mock engine (prefill and decode workers), load generator, set-up of Envoy and the wasm target, demo.
+
+pub mod envoy;
+pub mod setup;

@@ -1,0 +1,155 @@
+//! The bootstrap configuration that a test's Envoy starts from.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+/// Name of the listener with the filter.
+pub const LISTENER: &str = "gateway";
+/// Filter state that the access log shows, one JSON object per request.
+const LOG_FORMAT: [(&str, &str); 7] = [
+    ("outcome", "%FILTER_STATE(wasm.eldr_outcome:PLAIN)%"),
+    ("decision", "%FILTER_STATE(wasm.eldr_decision:PLAIN)%"),
+    ("path", "%REQ(:PATH)%"),
+    ("status", "%RESPONSE_CODE%"),
+    ("cluster", "%UPSTREAM_CLUSTER%"),
+    ("flags", "%RESPONSE_FLAGS%"),
+    ("test", "%REQ(X-TEST)%"),
+];
+
+/// What the listener needs to know.
+#[derive(Debug, Clone, Copy)]
+pub struct Listener<'a> {
+    /// The built filter.
+    pub module: &'a Path,
+    /// The filter's configuration.
+    pub filter: &'a Value,
+    /// Access log file.
+    pub access_log: &'a Path,
+    /// Leave out the plugin flag without which the filter cannot hold headers while it reads the body.
+    pub without_stop_iteration: bool,
+}
+
+impl Listener<'_> {
+    /// The listener, as static resource or LDS item.
+    pub fn render(&self) -> Value {
+        let mut wasm = json!({
+            "name": "eldr",
+            "root_id": "eldr",
+            "failure_policy": "FAIL_RELOAD",
+            "allow_on_headers_stop_iteration": true,
+            "vm_config": {
+                "vm_id": "eldr",
+                "runtime": "envoy.wasm.runtime.v8",
+                "code": { "local": { "filename": self.module } }
+            },
+            "configuration": {
+                "@type": "type.googleapis.com/google.protobuf.StringValue",
+                "value": self.filter.to_string()
+            }
+        });
+        if self.without_stop_iteration {
+            wasm["allow_on_headers_stop_iteration"] = json!(null);
+        }
+        let log_format: Value = LOG_FORMAT
+            .iter()
+            .map(|&(k, v)| (k.to_owned(), Value::from(v)))
+            .collect();
+        json!({
+            "@type": "type.googleapis.com/envoy.config.listener.v3.Listener",
+            "name": LISTENER,
+            "address": { "socket_address": { "address": "127.0.0.1", "port_value": 0 } },
+            "per_connection_buffer_limit_bytes": 64 << 20,
+            "filter_chains": [{ "filters": [{
+                "name": "envoy.filters.network.http_connection_manager",
+                "typed_config": {
+                    "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+                    "stat_prefix": LISTENER,
+                    "max_request_headers_kb": 1024,
+                    "route_config": routes(),
+                    "access_log": [{
+                        "name": "envoy.access_loggers.file",
+                        "typed_config": {
+                            "@type": "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog",
+                            "path": self.access_log,
+                            "log_format": { "json_format": log_format }
+                        }
+                    }],
+                    "http_filters": [
+                        {
+                            "name": "envoy.filters.http.wasm",
+                            "typed_config": {
+                                "@type": "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm",
+                                "config": wasm
+                            }
+                        },
+                        {
+                            "name": "envoy.filters.http.router",
+                            "typed_config": {
+                                "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"
+                            }
+                        }
+                    ]
+                }
+            }] }]
+        })
+    }
+}
+
+/// Two routes: what the filter routed, and everything else.
+fn routes() -> Value {
+    let header = "x-eldr-decode-cluster";
+    json!({
+        "name": "all",
+        "virtual_hosts": [{ "name": "all", "domains": ["*"], "routes": [
+            {
+                "match": { "prefix": "/", "headers": [{ "name": header, "present_match": true }] },
+                "route": { "cluster_header": header, "timeout": "0s" }
+            },
+            { "match": { "prefix": "/" }, "route": { "cluster": "default", "timeout": "0s" } }
+        ] }]
+    })
+}
+
+/// A cluster with one endpoint.
+pub fn cluster(name: &str, address: SocketAddr) -> Value {
+    json!({
+        "name": name,
+        "type": "STATIC",
+        "connect_timeout": "5s",
+        "load_assignment": { "cluster_name": name, "endpoints": [{ "lb_endpoints": [{ "endpoint": {
+            "address": { "socket_address": {
+                "address": address.ip().to_string(), "port_value": address.port()
+            } }
+        } }] }] },
+        "typed_extension_protocol_options": {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+                "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+                "common_http_protocol_options": { "max_response_headers_kb": 2048 },
+                "explicit_http_config": { "http_protocol_options": {} }
+            }
+        }
+    })
+}
+
+/// A bootstrap with these clusters and one static listener.
+pub fn bootstrap(clusters: &[Value], listener: &Value) -> Value {
+    json!({
+        "static_resources": { "clusters": clusters, "listeners": [listener] },
+        "stats_flush_on_admin": true
+    })
+}
+
+/// A bootstrap with these clusters, whose listeners come from a file that may be replaced at run time.
+pub fn bootstrap_with_lds(clusters: &[Value], lds_file: &Path) -> Value {
+    json!({
+        "node": { "id": "test", "cluster": "test" },
+        "static_resources": { "clusters": clusters },
+        "dynamic_resources": { "lds_config": {
+            "resource_api_version": "V3",
+            "path_config_source": { "path": lds_file }
+        } },
+        "stats_flush_on_admin": true
+    })
+}

@@ -1,0 +1,280 @@
+//! A gateway under test: Envoy with the filter, one prefill worker, decode workers, and a default upstream for what is
+//! not routed.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use bytes::Bytes;
+use eldr_examples::envoy::Envoy;
+use eldr_examples::setup;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::client::{Connection, Reply, post};
+use crate::config::{self, Listener};
+use crate::upstream::{Answer, Upstream};
+use crate::{blob, eventually};
+
+/// What a prefill worker of these tests answers, unless a test says otherwise.
+pub const KV_TRANSFER_PARAMS: &str =
+    r#"{"do_remote_prefill":true,"remote_block_ids":[[1,2]],"remote_host":"10.0.0.1"}"#;
+
+/// The filter, built once per process.
+pub fn wasm_module() -> &'static Path {
+    static MODULE: LazyLock<PathBuf> =
+        LazyLock::new(|| setup::wasm_module().unwrap_or_else(|e| panic!("{e}")));
+    &MODULE
+}
+
+/// Envoy, found once per process.
+pub fn envoy_binary() -> &'static Path {
+    static BINARY: LazyLock<PathBuf> =
+        LazyLock::new(|| setup::envoy_binary().unwrap_or_else(|e| panic!("{e}")));
+    &BINARY
+}
+
+/// How a gateway is arranged.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Decode workers, named `decode-0` and so on, one region each.
+    pub workers: usize,
+    /// Envoy's worker threads.
+    pub threads: usize,
+    /// Laid over the filter's default configuration; `null` removes a field.
+    pub filter: Value,
+    /// See [`Listener::without_stop_iteration`].
+    pub without_stop_iteration: bool,
+    /// Listeners come from a file that [`Gateway::update`] replaces.
+    pub lds: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            workers: 3,
+            threads: 1,
+            filter: json!({}),
+            without_stop_iteration: false,
+            lds: false,
+        }
+    }
+}
+
+impl Options {
+    /// The defaults with these fields of the filter's configuration.
+    pub fn filter(filter: Value) -> Self {
+        Self {
+            filter,
+            ..Self::default()
+        }
+    }
+
+    /// The filter's configuration: band routing on a blob with one expert per decode worker.
+    pub fn filter_config(&self) -> Value {
+        let workers = worker_names(self.workers);
+        let regions: Vec<Vec<String>> = workers.iter().map(|name| vec![name.clone()]).collect();
+        let blob = blob::inline(&blob::one_expert_per_region(&regions));
+        let mut config = json!({
+            "models": [{ "model": "*", "blob": { "inline": blob }, "policy": "band" }],
+            "decode_clusters": workers,
+            "prefill_clusters": ["prefill"],
+            "debug_headers": true
+        });
+        for (key, value) in self.filter.as_object().expect("an object of overrides") {
+            config[key] = value.clone();
+        }
+        config
+            .as_object_mut()
+            .expect("an object")
+            .retain(|_, value| !value.is_null());
+        config
+    }
+}
+
+fn worker_names(count: usize) -> Vec<String> {
+    (0..count).map(|index| format!("decode-{index}")).collect()
+}
+
+/// A running gateway and everything around it.
+#[derive(Debug)]
+pub struct Gateway {
+    /// The Envoy process.
+    pub envoy: Envoy,
+    /// Answers each prefill leg with [`KV_TRANSFER_PARAMS`] and a signature of region 0.
+    pub prefill: Upstream,
+    /// `decode-0` and so on; each answers with its own name.
+    pub decode: Vec<Upstream>,
+    /// Gets what the filter does not route; answers `default`.
+    pub default: Upstream,
+    /// Where clients connect.
+    pub address: SocketAddr,
+    options: Options,
+    dir: TempDir,
+}
+
+impl Gateway {
+    /// Starts everything; returns when requests are served.
+    pub async fn start(options: Options) -> Self {
+        Self::try_start(options)
+            .await
+            .unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// As [`Gateway::start`], but Envoy may refuse: the error is its own words.
+    pub async fn try_start(options: Options) -> Result<Self, String> {
+        let prefill = Upstream::start(Answer::status(500)).await;
+        let default = Upstream::start(Answer::json("default")).await;
+        let mut decode = Vec::new();
+        for name in worker_names(options.workers) {
+            decode.push(Upstream::start(Answer::json(name)).await);
+        }
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let clusters = clusters(&prefill, &decode, &default);
+        let listener = listener(&options, &options.filter_config(), dir.path());
+        let bootstrap = if options.lds {
+            write_lds(dir.path(), &listener, 1);
+            config::bootstrap_with_lds(&clusters, &dir.path().join(LDS))
+        } else {
+            config::bootstrap(&clusters, &listener)
+        };
+        let envoy = Envoy::start(envoy_binary(), &bootstrap.to_string(), options.threads).await;
+        let envoy = envoy.map_err(|e| e.to_string())?;
+        let address = envoy
+            .listener(config::LISTENER)
+            .await
+            .map_err(|e| e.to_string())?;
+        let gateway = Self {
+            envoy,
+            prefill,
+            decode,
+            default,
+            address,
+            options,
+            dir,
+        };
+        gateway.prefill_says(Some(0));
+        Ok(gateway)
+    }
+
+    /// The prefill worker answers with a signature of this region from now on, or with none.
+    pub fn prefill_says(&self, region: Option<usize>) {
+        let signature = region.map(|region| blob::signature_of(region, self.options.workers));
+        self.prefill
+            .answers(Answer::prefill(KV_TRANSFER_PARAMS, signature.as_deref()));
+    }
+
+    /// A new client connection.
+    pub async fn connect(&self) -> Connection {
+        Connection::open(self.address).await
+    }
+
+    /// Posts a JSON body on a connection of its own.
+    pub async fn post(&self, path: &str, body: impl Into<Bytes>) -> Reply {
+        self.connect().await.call(post(path, body)).await
+    }
+
+    /// Replaces the listener's filter configuration at run time (LDS). `version` must be new.
+    pub fn update(&self, filter: Value, version: u32) {
+        assert!(self.options.lds, "this gateway's listener is static");
+        let options = Options {
+            filter,
+            ..self.options.clone()
+        };
+        let listener = listener(&options, &options.filter_config(), self.dir.path());
+        write_lds(self.dir.path(), &listener, version);
+    }
+
+    /// Access log entries, once there are at least `count`.
+    pub async fn access_log(&self, count: usize) -> Vec<Value> {
+        let file = self.dir.path().join(ACCESS_LOG);
+        // Envoy buffers the file; this admin action makes it write.
+        let read = async || {
+            let reopened = self.envoy.admin_post("/reopen_logs").await;
+            reopened.unwrap_or_else(|e| panic!("{e}"));
+            let text = std::fs::read_to_string(&file).unwrap_or_default();
+            let lines = text.lines().map(serde_json::from_str);
+            lines.collect::<Result<Vec<Value>, _>>().unwrap_or_default()
+        };
+        eventually("access log entries", read, |entries| entries.len() >= count).await
+    }
+
+    /// Requests in flight to decode workers, as the filter counts them.
+    pub async fn in_flight(&self) -> u64 {
+        let stats = self.filter_stats().await.into_iter();
+        stats
+            .filter(|(name, _)| name.contains("in_flight"))
+            .map(|(_, value)| value)
+            .sum()
+    }
+
+    /// How requests ended so far: outcomes by name, such as `routed(in_band)`, zeros left out.
+    pub async fn outcomes(&self) -> BTreeMap<String, u64> {
+        let stats = self.filter_stats().await.into_iter();
+        let counted = stats.filter(|(name, value)| *value > 0 && !name.contains("in_flight"));
+        counted.collect()
+    }
+
+    /// Waits until requests have ended in exactly these outcomes.
+    pub async fn expect_outcomes(&self, expected: &[(&str, u64)]) {
+        let expected: BTreeMap<String, u64> = expected
+            .iter()
+            .map(|&(name, count)| (name.to_owned(), count))
+            .collect();
+        let what = format!("outcomes {expected:?}");
+        eventually(
+            &what,
+            async || self.outcomes().await,
+            |found| *found == expected,
+        )
+        .await;
+    }
+
+    /// The filter's counters and gauges, without the prefix that Envoy gives them.
+    pub async fn filter_stats(&self) -> BTreeMap<String, u64> {
+        let stats = self
+            .envoy
+            .stats(r"^wasmcustom\.")
+            .await
+            .unwrap_or_else(|e| panic!("{e}"));
+        let strip = |name: String| name.trim_start_matches("wasmcustom.").to_owned();
+        stats
+            .values
+            .into_iter()
+            .map(|(name, value)| (strip(name), value))
+            .collect()
+    }
+}
+
+const LDS: &str = "lds.json";
+const ACCESS_LOG: &str = "access.log";
+
+fn clusters(prefill: &Upstream, decode: &[Upstream], default: &Upstream) -> Vec<Value> {
+    let mut clusters = vec![
+        config::cluster("prefill", prefill.address),
+        config::cluster("default", default.address),
+    ];
+    for (name, worker) in worker_names(decode.len()).iter().zip(decode) {
+        clusters.push(config::cluster(name, worker.address));
+    }
+    clusters
+}
+
+fn listener(options: &Options, filter: &Value, dir: &Path) -> Value {
+    let listener = Listener {
+        module: wasm_module(),
+        filter,
+        access_log: &dir.join(ACCESS_LOG),
+        without_stop_iteration: options.without_stop_iteration,
+    };
+    listener.render()
+}
+
+/// Moves a new LDS file into place: Envoy watches for moves, not for writes.
+fn write_lds(dir: &Path, listener: &Value, version: u32) {
+    let new = dir.join("lds.new");
+    let response = json!({ "version_info": version.to_string(), "resources": [listener] });
+    std::fs::write(&new, response.to_string()).expect("the temporary directory is writable");
+    std::fs::rename(&new, dir.join(LDS)).expect("a rename within one directory");
+}
