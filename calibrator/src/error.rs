@@ -1,5 +1,9 @@
 //! The one error of the calibrator: what went wrong, and what to do next.
 
+use std::path::Path;
+
+use eldr_core::blob::BlobError;
+
 use crate::trace::TraceError;
 
 /// A failure told to a person: the text says what was wrong, where, which value and what was
@@ -17,6 +21,15 @@ impl Error {
         Error {
             what: what.into(),
             hint: hint.into(),
+        }
+    }
+
+    /// What is wrong with the blob in `file`; the error's text may end in a hint of its own.
+    pub(crate) fn in_file(file: &Path, error: &BlobError) -> Self {
+        let text = format!("{}: {error}", file.display());
+        match text.split_once("\nhint: ") {
+            Some((what, hint)) => Error::new(what, hint),
+            None => Error::new(text, "make a new blob with `eldr fit`"),
         }
     }
 

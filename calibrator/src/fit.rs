@@ -9,16 +9,15 @@ use eldr_core::similarity::dot;
 use eldr_core::transform::{self, Transform};
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
-use serde::Serialize;
 
 use crate::error::Error;
 use crate::kmeans::{self, Clustering, Vectors};
 use crate::layers::{self, Profiles, Selection};
 use crate::requests::Requests;
 
-/// Fewest requests with decode counts that layers are chosen by: two have one distance, which has no
+/// Fewest requests with decode counts that can choose layers: two have one distance, which has no
 /// order.
-const DECODE_REQUESTS_MIN: usize = 3;
+pub const DECODE_REQUESTS_MIN: usize = 3;
 
 /// What a fit is asked for.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,29 +51,15 @@ pub enum Progress {
     },
 }
 
-/// How the layers were chosen.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LayerChoice {
-    /// By forward-greedy selection over requests with decode counts.
-    ForwardGreedy {
-        /// How many requests that were.
-        requests: usize,
-    },
-    /// All layers of the signatures, for lack of decode counts.
-    All {
-        /// Requests with decode counts.
-        requests: usize,
-    },
-}
-
 /// A blob and how it came about.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fitted {
     /// The blob.
     pub blob: Blob,
-    /// How its layers were chosen.
-    pub layer_choice: LayerChoice,
+    /// Requests with decode counts, which choose the layers.
+    pub decode_requests: usize,
+    /// The choice of layers; `None` if too few requests had decode counts, so that all are used.
+    pub selection: Option<Selection>,
     /// K-means rounds.
     pub rounds: usize,
     /// Whether K-means came to rest.
@@ -124,12 +109,19 @@ pub fn fit_with(
     let regions = options.workers.len();
     if requests.len() < regions || regions == 0 {
         return Err(Error::new(
-            format!("{} requests for {regions} workers", requests.len()),
+            format!(
+                "too few requests to calibrate on: {} for {regions} workers",
+                requests.len()
+            ),
             "each worker needs at least one request, better 30: give more traces or fewer workers",
         ));
     }
     let weights = idf(requests)?;
-    let (chosen, rho, layer_choice) = choose_layers(requests, &weights, pairs, &mut on_progress)?;
+    let selection = choose_layers(requests, &weights, pairs, &mut on_progress)?;
+    let chosen = match &selection {
+        Some(selection) => selection.layers(),
+        None => (0..requests.layers().len()).collect(),
+    };
     let transform = select_rows(requests, &weights, &chosen)?;
     let vectors = vectors(requests, &transform, &chosen)?;
     let vectors = Vectors {
@@ -158,14 +150,15 @@ pub fn fit_with(
         fit: Fit {
             quantiles,
             requests: requests.len() as u64,
-            rho,
+            rho: selection.as_ref().map(Selection::peak),
             seed: options.seed,
             shares,
         },
     };
     Ok(Fitted {
         blob,
-        layer_choice,
+        decode_requests: requests.decode().len(),
+        selection,
         rounds: clustering.rounds,
         converged: clustering.converged,
         total_distance: clustering.total_distance,
@@ -198,21 +191,17 @@ pub fn idf(requests: &Requests) -> Result<Vec<f32>, Error> {
     Ok(weights)
 }
 
-/// Rows of the signatures to keep, the correlation that they reach, and how they were chosen.
+/// Which rows of the signatures to keep, where enough requests have decode counts to tell.
 fn choose_layers(
     requests: &Requests,
     weights: &[f32],
     pairs: &[(usize, usize)],
     on_progress: &mut impl FnMut(Progress),
-) -> Result<(Vec<usize>, Option<f64>, LayerChoice), Error> {
+) -> Result<Option<Selection>, Error> {
     let layers = requests.layers().len();
     let count = requests.decode().len();
     if count < DECODE_REQUESTS_MIN {
-        return Ok((
-            (0..layers).collect(),
-            None,
-            LayerChoice::All { requests: count },
-        ));
+        return Ok(None);
     }
     let prefill: Vec<&[u16]> = requests.prefill().collect();
     let mut signal = Vec::with_capacity(count * weights.len());
@@ -225,7 +214,7 @@ fn choose_layers(
     let experts = requests.geometry().experts;
     let decode_layers = decode.len() / (count * experts);
     let (mut done, total) = (0, layers * (layers + 1) / 2);
-    let selection: Selection = layers::select(
+    layers::select(
         Profiles {
             layers,
             experts,
@@ -241,9 +230,8 @@ fn choose_layers(
             done += 1;
             on_progress(Progress::Layers { done, total });
         },
-    )?;
-    let choice = LayerChoice::ForwardGreedy { requests: count };
-    Ok((selection.layers(), Some(selection.peak()), choice))
+    )
+    .map(Some)
 }
 
 /// The transform of the `chosen` rows of the signatures.
@@ -327,3 +315,6 @@ fn quantile(ascending: &[f64], q: f64) -> f64 {
     let high = ascending.get(below + 1).copied().unwrap_or(low);
     low + (high - low) * (at - below as f64)
 }
+
+#[cfg(test)]
+mod tests;

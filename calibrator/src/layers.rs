@@ -9,6 +9,7 @@ use eldr_core::similarity::dot_scalar;
 use eldr_core::transform::MIN_NORM;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
+use serde::Serialize;
 
 use crate::error::Error;
 use crate::rank::Spearman;
@@ -28,7 +29,7 @@ pub struct Profiles<'a> {
 }
 
 /// The layers in the order in which they were chosen.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Selection {
     /// Every layer, first choice first.
     pub order: Vec<usize>,

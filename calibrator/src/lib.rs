@@ -6,6 +6,7 @@ pub mod cli;
 pub mod convert;
 pub mod error;
 pub mod fit;
+pub mod inspect;
 pub mod kmeans;
 pub mod layers;
 pub mod npz;

@@ -42,7 +42,7 @@ impl Requests {
         }
         let mut set = set.ok_or_else(|| {
             Error::new(
-                format!("no signatures: none of the {skipped} records has the field `prefill`"),
+                format!("no signatures: records with the field `prefill`: 0 of {skipped}"),
                 "record the x-eldr-signature header of prefill responses, one trace line per request",
             )
         })?;

@@ -34,7 +34,7 @@ pub(super) struct SmallMoeArgs {
 }
 
 impl Convert {
-    pub(super) fn run(&self) -> Result<(), Error> {
+    pub(super) fn run(&self) -> Result<String, Error> {
         let Convert::SmallMoe(args) = self;
         let mut writer = Writer::create(&args.output)?;
         let requests = SmallMoe {
@@ -44,7 +44,6 @@ impl Convert {
         }
         .convert(&mut writer)?;
         writer.finish()?;
-        println!("{}: {requests} requests", args.output.display());
-        Ok(())
+        Ok(format!("{}: {requests} requests\n", args.output.display()))
     }
 }

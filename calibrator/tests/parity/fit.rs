@@ -1,5 +1,4 @@
-use eldr_calibrator::fit::{LayerChoice, Options, Progress, fit_with, idf};
-use eldr_calibrator::layers::{Profiles, select};
+use eldr_calibrator::fit::{Options, Progress, fit_with, idf};
 use eldr_core::signature::Geometry;
 use serde::Deserialize;
 
@@ -105,12 +104,6 @@ fn check(name: &str) {
     .unwrap();
     let blob = &fitted.blob;
     assert_eq!(layers_tried, geometry.layers * (geometry.layers + 1) / 2);
-    assert_eq!(
-        fitted.layer_choice,
-        LayerChoice::ForwardGreedy {
-            requests: requests.len()
-        }
-    );
     assert_eq!(blob.transform.layers(), expected.layer_mask);
     assert!((blob.fit.rho.unwrap() - expected.fit_peak_rho).abs() < 2e-5);
     assert_eq!(
@@ -132,20 +125,9 @@ fn check(name: &str) {
         2e-6,
     );
 
-    // The order of the choices, which the blob does not hold, up to the last one that it keeps.
-    let signal: Vec<f32> = requests
-        .prefill()
-        .flat_map(|counts| counts.iter().zip(&weights))
-        .map(|(&count, weight)| f32::from(count) * weight)
-        .collect();
-    let decode: Vec<f32> = decode.iter().map(|&count| f32::from(count)).collect();
-    let profiles = |values| Profiles {
-        layers: geometry.layers,
-        experts: geometry.experts,
-        values,
-    };
-    let selection = select(profiles(&signal), profiles(&decode), &pairs, |_, _, _| {}).unwrap();
+    let selection = fitted.selection.unwrap();
     assert_eq!(selection.kept, expected.peak_step + 1);
+    // Choices after the last one that is kept may be too close to call.
     assert_eq!(
         selection.order[..selection.kept],
         expected.order[..selection.kept]

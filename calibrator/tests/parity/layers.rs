@@ -22,19 +22,19 @@ struct Expected {
     peak_rho: f64,
 }
 
-struct Case3 {
+struct Inputs {
     layers: usize,
     experts: usize,
     signal: Vec<f32>,
     decode: Vec<f32>,
 }
 
-impl Case3 {
+impl Inputs {
     fn read(name: &str, signal: &str) -> Self {
         let mut npz = npz("c_greedy.npz");
         let signal = npz.array::<f32>(&format!("{name}_{signal}")).unwrap();
         let decode = npz.array::<i16>(&format!("{name}_decode")).unwrap();
-        Case3 {
+        Inputs {
             layers: signal.shape[1],
             experts: signal.shape[2],
             signal: signal.data,
@@ -48,7 +48,7 @@ impl Case3 {
 
     /// Selects, and returns the correlation of each candidate per step, NaN for those chosen before.
     fn select(&self, pairs: &[(usize, usize)]) -> (Selection, Vec<f64>) {
-        let Case3 {
+        let Inputs {
             layers, experts, ..
         } = *self;
         let mut table = vec![f64::NAN; layers * layers];
@@ -78,7 +78,7 @@ fn check(name: &str, signal: &str, pairs: &[(usize, usize)], set: &str, table: &
     let expected: Expected = serde_json::from_value(case.sets[set].clone()).unwrap();
     assert_eq!(pairs.len(), expected.n_pairs);
 
-    let (selection, found) = Case3::read(name, signal).select(pairs);
+    let (selection, found) = Inputs::read(name, signal).select(pairs);
     assert_eq!(selection.order, expected.order, "{name}, {set}");
     assert_eq!(selection.layers(), expected.mask);
     assert_eq!(selection.kept, expected.peak_step + 1);
@@ -118,7 +118,7 @@ fn with_the_official_random_pairs() {
 #[test]
 fn with_all_pairs_drawn_here() {
     for name in ["main", "clean", "headless", "ties"] {
-        let pairs = all_pairs(Case3::read(name, "signal").requests(), 1);
+        let pairs = all_pairs(Inputs::read(name, "signal").requests(), 1);
         check(name, "signal", &pairs, "all_pairs", "rho_table_all");
     }
 }
@@ -126,7 +126,7 @@ fn with_all_pairs_drawn_here() {
 #[test]
 fn with_gate_probabilities_for_the_signal() {
     for name in ["main", "clean", "headless"] {
-        let pairs = all_pairs(Case3::read(name, "signal").requests(), 1);
+        let pairs = all_pairs(Inputs::read(name, "signal").requests(), 1);
         check(
             name,
             "gate",
@@ -139,9 +139,9 @@ fn with_gate_probabilities_for_the_signal() {
 
 #[test]
 fn decode_counts_without_variation_are_refused() {
-    let mut case = Case3::read("main", "signal");
+    let mut case = Inputs::read("main", "signal");
     case.decode.fill(1.0);
-    let Case3 {
+    let Inputs {
         layers,
         experts,
         ref signal,
