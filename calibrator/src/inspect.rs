@@ -164,3 +164,51 @@ impl Summary {
         table
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use eldr_core::blob::Fit;
+    use eldr_core::signature::Geometry;
+
+    use super::*;
+
+    #[test]
+    fn the_nearest_region_and_a_region_without_requests_show() {
+        let geometry = Geometry {
+            layers: 1,
+            experts: 2,
+        };
+        let transform = Transform::new(geometry, vec![0], vec![0.0, 1.0]).unwrap();
+        let blob = Blob {
+            revision: 1,
+            model: "m".into(),
+            transform,
+            centroids: vec![1.0, 0.0, 0.6, 0.8, 0.0, 1.0],
+            tau: 0.1,
+            regions: ["a", "b", "c"].map(|worker| vec![worker.into()]).to_vec(),
+            fit: Fit {
+                quantiles: vec![vec![0.5; 7]; 3],
+                requests: 2,
+                rho: None,
+                seed: 1,
+                shares: vec![0.5, 0.5, 0.0],
+            },
+        };
+        let summary = Summary::from(&blob);
+        assert_eq!(summary.zero_weights, 1);
+        let nearest: Vec<_> = summary.regions.iter().map(|r| r.nearest.unwrap()).collect();
+        assert_eq!(
+            nearest.iter().map(|n| n.region).collect::<Vec<_>>(),
+            [1, 2, 1]
+        );
+        assert_eq!(nearest[0].similarity, 0.6);
+        let text = summary.text();
+        assert!(text.contains("50.0 % of the weights are zero"), "{text}");
+        assert!(text.contains("no decode counts"), "{text}");
+        assert_eq!(
+            text.matches("none").count(),
+            4,
+            "similarities of no request: {text}"
+        );
+    }
+}

@@ -206,3 +206,6 @@ impl Products {
         );
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -156,3 +156,6 @@ impl Requests {
             .zip(self.decode.chunks_exact(row))
     }
 }
+
+#[cfg(test)]
+mod tests;
