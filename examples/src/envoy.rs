@@ -313,7 +313,9 @@ fn command(binary: &Path, dir: &TempDir, config: &str) -> Result<Command, EnvoyE
         .arg(config_file)
         .args(["--config-yaml", ADMIN]);
     // Hot restart shares memory between processes of one id: several Envoys must not meet there.
+    // At level info, component `main` lists every extension: pages that bury what matters.
     command.args(["--disable-hot-restart", "--log-level", "info"]);
+    command.args(["--component-log-level", "main:warning"]);
     command
         .stdin(Stdio::null())
         .stdout(log)

@@ -32,7 +32,7 @@ pub struct Listener<'a> {
 }
 
 impl Listener<'_> {
-    /// The listener, as static resource or LDS item.
+    /// The listener, as static resource; an LDS file also wants its `@type`.
     pub fn render(&self) -> Value {
         let mut wasm = json!({
             "name": "eldr",
@@ -57,7 +57,6 @@ impl Listener<'_> {
             .map(|&(k, v)| (k.to_owned(), Value::from(v)))
             .collect();
         json!({
-            "@type": "type.googleapis.com/envoy.config.listener.v3.Listener",
             "name": LISTENER,
             "address": { "socket_address": { "address": "127.0.0.1", "port_value": 0 } },
             "per_connection_buffer_limit_bytes": 64 << 20,

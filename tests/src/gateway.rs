@@ -274,6 +274,8 @@ fn listener(options: &Options, filter: &Value, dir: &Path) -> Value {
 /// Moves a new LDS file into place: Envoy watches for moves, not for writes.
 fn write_lds(dir: &Path, listener: &Value, version: u32) {
     let new = dir.join("lds.new");
+    let mut listener = listener.clone();
+    listener["@type"] = json!("type.googleapis.com/envoy.config.listener.v3.Listener");
     let response = json!({ "version_info": version.to_string(), "resources": [listener] });
     std::fs::write(&new, response.to_string()).expect("the temporary directory is writable");
     std::fs::rename(&new, dir.join(LDS)).expect("a rename within one directory");
