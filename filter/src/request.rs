@@ -5,8 +5,8 @@
 //! New ──► ReadingBody ──► Prefilling ──────► Routed      one Outcome each, exactly once
 //!   │          │               └──────────► Answered
 //!   │          ├──► Answered (refused)
-//!   │          └──► Routed   (a body we cannot edit)
-//!   ├──► Routed   (an encoded body)
+//!   │          └──► Routed   (several prompts in one body)
+//!   ├──► Answered (an encoded body)
 //!   └──► Bypassed
 //! ```
 
@@ -64,8 +64,8 @@ impl Reply {
 pub enum OnHeaders {
     /// Let it pass to the default cluster.
     Bypass,
-    /// Choose a decode cluster now: the body cannot be edited.
-    Route,
+    /// Answer.
+    Reply(Reply),
     /// Hold the headers and collect the body.
     ReadBody,
 }
@@ -151,12 +151,7 @@ impl Default for Request {
 
 impl Request {
     /// Takes the request headers, already without those that steer.
-    pub fn on_headers(
-        &mut self,
-        plugin: &Plugin,
-        headers: Vec<Header>,
-        end_of_stream: bool,
-    ) -> OnHeaders {
+    pub fn on_headers(&mut self, headers: Vec<Header>, end_of_stream: bool) -> OnHeaders {
         let path = headers::get(&headers, ":path").unwrap_or_default();
         let path = path.split(|&byte| byte == b'?').next().unwrap_or_default();
         let is_post = headers::get(&headers, ":method") == Some(b"POST");
@@ -165,10 +160,13 @@ impl Request {
             self.state = State::Bypassed;
             return OnHeaders::Bypass;
         }
-        let encoding = headers::get(&headers, "content-encoding").unwrap_or(b"identity");
-        if !encoding.eq_ignore_ascii_case(b"identity") {
-            self.model = plugin.model(None);
-            return OnHeaders::Route;
+        // An engine that ignores the header would read a body that we could not look into.
+        let encoded = |(name, value): &Header| {
+            name == "content-encoding" && !value.eq_ignore_ascii_case(b"identity")
+        };
+        if headers.iter().any(encoded) {
+            let message = "a request body with a content-encoding is not supported";
+            return OnHeaders::Reply(self.refuse(415, message));
         }
         self.state = State::ReadingBody;
         self.leg.headers = headers;
@@ -187,17 +185,19 @@ impl Request {
 
     /// Takes the complete body.
     pub fn on_body(&mut self, plugin: &Plugin, bytes: &[u8]) -> OnBody {
-        // What is not an object gets the engine's own error from a decode worker.
-        let Ok(object) = Object::parse(bytes) else {
-            self.model = plugin.model(None);
-            return OnBody::Route;
+        // Not for the engine to judge: its parser takes more than JSON (NaN, UTF-16, lone surrogates), and a body that
+        // we cannot read could carry the fields that a client may not send.
+        let object = match Object::parse(bytes) {
+            Ok(object) => object,
+            Err(error) => {
+                return OnBody::Reply(self.refuse(400, &format!("the body is {error}")));
+            }
         };
         let model = object.get("model").and_then(body::string);
         self.model = plugin.model(model.as_deref());
         if object.has(nixl::KV_PARAMS) {
-            return OnBody::Reply(self.refuse(
-                "kv_transfer_params is set by the gateway and may not be sent by clients",
-            ));
+            let message = "kv_transfer_params is set by the gateway and may not be sent by clients";
+            return OnBody::Reply(self.refuse(400, message));
         }
         if is_batch(&object) {
             return OnBody::Route;
@@ -308,9 +308,9 @@ impl Request {
         self.outcome = Some(outcome);
     }
 
-    fn refuse(&mut self, message: &str) -> Reply {
+    fn refuse(&mut self, status: u32, message: &str) -> Reply {
         self.end(Outcome::Refused);
-        Reply::error(400, "invalid_request_error", message)
+        Reply::error(status, "invalid_request_error", message)
     }
 
     fn prefill_failed(&mut self, then: OnPrefillFailure, status: u32, how: &str) -> OnPrefill {

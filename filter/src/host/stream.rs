@@ -126,22 +126,13 @@ impl HttpContext for Stream {
         });
         self.content_length = names::get(&all, "content-length")
             .and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
-        let next = self
-            .request
-            .borrow_mut()
-            .on_headers(&plugin.borrow(), all, end_of_stream);
+        let next = self.request.borrow_mut().on_headers(all, end_of_stream);
         match next {
             OnHeaders::Bypass => Action::Continue,
             OnHeaders::ReadBody => Action::Pause,
-            OnHeaders::Route => {
-                let waiting = self.waiting(&plugin);
-                match route(&waiting, None, None) {
-                    Ok(()) => Action::Continue,
-                    Err(answer) => {
-                        reply(&waiting, &answer);
-                        Action::Pause
-                    }
-                }
+            OnHeaders::Reply(answer) => {
+                reply(&self.waiting(&plugin), &answer);
+                Action::Pause
             }
         }
     }

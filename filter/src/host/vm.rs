@@ -44,6 +44,8 @@ pub(super) struct Vm {
     /// Stream of each call under way.
     pub(super) calls: HashMap<u32, u32>,
     sequence: u64,
+    /// Prefill legs have a sequence of their own: in step with the other, a round robin would skip workers.
+    turn: u64,
     entropy: u64,
 }
 
@@ -76,8 +78,8 @@ impl Vm {
 
     /// Next turn of a round robin over prefill clusters.
     pub(super) fn turn(&mut self) -> u64 {
-        self.sequence += 1;
-        self.sequence
+        self.turn += 1;
+        self.turn
     }
 
     /// Claims this VM's slot and returns its number.

@@ -27,7 +27,7 @@ fn answer(status: &str, more: &[(&str, &str)], body: &str) -> Answer {
 fn prefilling(body: &str) -> Request {
     let mut request = Request::default();
     assert_eq!(
-        request.on_headers(&plugin(), post("/v1/completions"), false),
+        request.on_headers(post("/v1/completions"), false),
         OnHeaders::ReadBody
     );
     assert_eq!(request.on_body(&plugin(), body.as_bytes()), OnBody::Prefill);
@@ -38,7 +38,7 @@ fn prefilling(body: &str) -> Request {
 fn only_generation_requests_with_a_body_are_held() {
     let ask = |headers: Vec<Header>, end| {
         let mut request = Request::default();
-        let what = request.on_headers(&plugin(), headers, end);
+        let what = request.on_headers(headers, end);
         (what, request.outcome())
     };
     for path in [
@@ -62,22 +62,64 @@ fn only_generation_requests_with_a_body_are_held() {
     upgrade.extend(headers(&[("upgrade", "websocket")]));
     assert_eq!(ask(upgrade, false), bypass);
     assert_eq!(ask(headers(&[(":method", "CONNECT")]), false), bypass);
-    let mut gzip = post("/v1/completions");
-    gzip.extend(headers(&[("content-encoding", "gzip")]));
-    assert_eq!(ask(gzip, false).0, OnHeaders::Route);
 }
 
 #[test]
-fn a_body_we_cannot_edit_goes_to_decode_alone() {
+fn an_encoded_body_is_refused_since_an_engine_might_read_it_as_it_is() {
+    for encodings in [&["gzip"][..], &["identity", "gzip"], &["identity, br"]] {
+        let mut head = post("/v1/completions");
+        head.extend(
+            encodings
+                .iter()
+                .map(|e| ("content-encoding".into(), e.as_bytes().to_vec())),
+        );
+        let mut request = Request::default();
+        let OnHeaders::Reply(reply) = request.on_headers(head, false) else {
+            panic!("{encodings:?} was not refused")
+        };
+        assert_eq!(
+            (reply.status, request.outcome()),
+            (415, Some(Outcome::Refused))
+        );
+    }
+    let mut plain = post("/v1/completions");
+    plain.extend(headers(&[("content-encoding", "Identity")]));
+    assert_eq!(
+        Request::default().on_headers(plain, false),
+        OnHeaders::ReadBody
+    );
+}
+
+#[test]
+fn what_is_not_a_json_object_is_refused_since_an_engine_might_take_it() {
+    let utf16: Vec<u8> =
+        r#"{"kv_transfer_params":{}}"#.encode_utf16().flat_map(u16::to_le_bytes).collect();
     for body in [
-        "",
-        "not json",
-        "[1]",
-        r#"{"prompt":["a","b"]}"#,
-        r#"{"prompt":[ [1,2],[3]]}"#,
+        &b""[..],
+        b"not json",
+        b"[1]",
+        br#"{"temperature":NaN,"kv_transfer_params":{}}"#,
+        br#"{"\ud800":1,"kv_transfer_params":{}}"#,
+        b"\xef\xbb\xbf{\"kv_transfer_params\":{}}",
+        &utf16,
     ] {
         let mut request = Request::default();
-        request.on_headers(&plugin(), post("/v1/completions"), false);
+        request.on_headers(post("/v1/completions"), false);
+        let OnBody::Reply(reply) = request.on_body(&plugin(), body) else {
+            panic!("{body:?} was not refused")
+        };
+        assert_eq!(
+            (reply.status, request.outcome()),
+            (400, Some(Outcome::Refused))
+        );
+    }
+}
+
+#[test]
+fn several_prompts_in_one_body_go_to_decode_alone() {
+    for body in [r#"{"prompt":["a","b"]}"#, r#"{"prompt":[ [1,2],[3]]}"#] {
+        let mut request = Request::default();
+        request.on_headers(post("/v1/completions"), false);
         assert_eq!(
             request.on_body(&plugin(), body.as_bytes()),
             OnBody::Route,
@@ -95,7 +137,7 @@ fn a_client_that_sends_kv_params_is_refused_however_it_spells_them() {
         r#"{"kv\u005ftransfer_params":{}}"#,
     ] {
         let mut request = Request::default();
-        request.on_headers(&plugin(), post("/v1/chat/completions"), false);
+        request.on_headers(post("/v1/chat/completions"), false);
         let OnBody::Reply(reply) = request.on_body(&plugin(), body.as_bytes()) else {
             panic!("{body} was not refused")
         };
@@ -237,7 +279,7 @@ fn the_decision_is_readable_and_the_outcome_names_its_reason() {
 fn a_client_that_leaves_before_decode_is_gone_and_an_answer_of_the_host_is_not_its_fault() {
     let mut request = Request::default();
     assert_eq!(request.outcome(), None);
-    request.on_headers(&plugin(), post("/v1/completions"), false);
+    request.on_headers(post("/v1/completions"), false);
     assert_eq!(request.outcome(), Some(Outcome::ClientGone));
     request.on_response();
     assert_eq!(request.outcome(), Some(Outcome::Refused));
