@@ -1,1 +1,17 @@
-//! The eldr command: fits centroid blobs from traces and inspects them.
+//! Everything the `eldr` command does, as a library: reads traces of expert counts, fits centroid
+//! blobs from them and inspects blobs.
+
+pub mod assign;
+pub mod cli;
+pub mod convert;
+pub mod error;
+pub mod fit;
+pub mod inspect;
+pub mod kmeans;
+pub mod layers;
+pub mod npz;
+pub mod rank;
+pub mod requests;
+pub mod trace;
+
+pub use error::Error;

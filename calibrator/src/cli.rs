@@ -1,0 +1,84 @@
+//! The command line: arguments in, results to stdout, everything else to stderr.
+//!
+//! Exit codes: 0 done, 1 failed (`error:` and `hint:` on stderr), 2 wrong usage.
+
+mod convert;
+mod fit;
+mod inspect;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser, Subcommand};
+use serde::Serialize;
+
+use crate::error::Error;
+
+/// Calibrates expert-locality routing: fits centroid blobs from traces, inspects and converts
+#[derive(Debug, Parser)]
+#[command(name = "eldr", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Fits a centroid blob to traces
+    Fit(fit::FitArgs),
+    /// Verifies a centroid blob and shows what it says
+    Inspect(inspect::InspectArgs),
+    /// Turns recordings of other formats into traces
+    #[command(subcommand)]
+    Convert(convert::Convert),
+}
+
+/// Parses the arguments of the process, does what they ask for and says how it went.
+pub fn run() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Fit(fit) => match fit.check() {
+            Ok(()) => fit.run(),
+            Err(problem) => usage("fit", problem),
+        },
+        Command::Inspect(inspect) => inspect.run(),
+        Command::Convert(convert) => convert.run(),
+    };
+    match done.and_then(|text| print(&text)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}\nhint: {}", error.hint());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Writes the result to stdout. A reader that has seen enough (`| head`) is no failure.
+fn print(text: &str) -> Result<(), Error> {
+    let mut stdout = std::io::stdout().lock();
+    match stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+    {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::new(
+            format!("writing the result failed: {error}"),
+            "check where it goes",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Ends the process as clap does for what it finds itself: message and usage on stderr, exit code 2.
+fn usage(subcommand: &str, problem: String) -> ! {
+    let mut command = Cli::command();
+    command.build();
+    let command = command
+        .find_subcommand_mut(subcommand)
+        .expect("the name of a subcommand");
+    command.error(ErrorKind::ValueValidation, problem).exit()
+}
+
+fn to_json(value: &impl Serialize) -> String {
+    let json = serde_json::to_string_pretty(value);
+    json.expect("numbers, strings and lists have a JSON form") + "\n"
+}

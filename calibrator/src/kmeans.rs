@@ -1,0 +1,300 @@
+//! Spherical balanced K-means (ELDR §4): unit vectors, cosine distance, regions of bounded size.
+
+use nalgebra::DMatrixView;
+use rand::RngExt as _;
+use rand_chacha::ChaCha8Rng;
+
+use crate::assign::assign;
+
+/// Rounds after which the iteration stops, converged or not.
+pub const ROUNDS_MAX: usize = 50;
+
+/// Unit vectors, row-major `[request][dimension]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Vectors<'a> {
+    /// Values per vector, at least 1.
+    pub dimension: usize,
+    /// The values.
+    pub values: &'a [f32],
+}
+
+impl<'a> Vectors<'a> {
+    /// How many vectors there are.
+    pub fn len(&self) -> usize {
+        self.values.len() / self.dimension
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    /// Vector `index`.
+    ///
+    /// # Panics
+    /// If there is no such vector.
+    pub fn row(&self, index: usize) -> &'a [f32] {
+        &self.values[index * self.dimension..][..self.dimension]
+    }
+
+    /// Cosine distance of every vector to every centroid, row-major `[vector][centroid]`.
+    pub fn distances(&self, centroids: Vectors<'_>) -> Vec<f32> {
+        // A row-major matrix is its transpose in nalgebra's column-major order: as matrices of
+        // columns, centroidsᵀ · vectors is [vector][centroid] in memory.
+        let columns = |v: Vectors<'a>| DMatrixView::from_slice(v.values, v.dimension, v.len());
+        let centroids =
+            DMatrixView::from_slice(centroids.values, centroids.dimension, centroids.len());
+        let mut similarity = centroids.transpose() * columns(*self);
+        similarity.apply(|value| *value = 1.0 - *value);
+        similarity.data.into()
+    }
+}
+
+/// One round: an assignment and what it costs.
+#[derive(Clone, Copy, Debug)]
+pub struct Round<'a> {
+    /// Rounds before this one.
+    pub index: usize,
+    /// The cluster of each vector.
+    pub assignment: &'a [usize],
+    /// Total cosine distance to the centroids that the round began with.
+    pub total_distance: f64,
+}
+
+/// The outcome.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Clustering {
+    /// Unit centroids, row-major `[cluster][dimension]`.
+    pub centroids: Vec<f32>,
+    /// The cluster of each vector.
+    pub assignment: Vec<usize>,
+    /// Rounds done.
+    pub rounds: usize,
+    /// Whether the last round left the centroids where they were.
+    pub converged: bool,
+    /// Total cosine distance of the last round.
+    pub total_distance: f64,
+}
+
+/// K-means++: indices of `clusters` different vectors, each drawn with a probability proportional to
+/// its cosine distance from the nearest one drawn before it.
+///
+/// (Between unit vectors the cosine distance is half the squared Euclidean one.)
+///
+/// # Panics
+/// If there are fewer vectors than clusters.
+pub fn plus_plus(vectors: Vectors<'_>, clusters: usize, rng: &mut ChaCha8Rng) -> Vec<usize> {
+    assert!(
+        clusters <= vectors.len(),
+        "{clusters} clusters of {} vectors",
+        vectors.len()
+    );
+    let mut nearest = vec![1.0f64; vectors.len()];
+    let mut drawn = Vec::with_capacity(clusters);
+    while drawn.len() < clusters {
+        let next = draw(&nearest, &drawn, rng);
+        drawn.push(next);
+        let centre = Vectors {
+            values: vectors.row(next),
+            ..vectors
+        };
+        for (nearest, distance) in nearest.iter_mut().zip(vectors.distances(centre)) {
+            *nearest = nearest.min(f64::from(distance).max(0.0));
+        }
+        // Rounding must not let a vector be drawn twice.
+        nearest[next] = 0.0;
+    }
+    drawn
+}
+
+/// An index drawn with probability proportional to `weights`; the first one not yet drawn when all
+/// weights are zero, which happens when fewer vectors are distinct than are to be drawn.
+fn draw(weights: &[f64], drawn: &[usize], rng: &mut ChaCha8Rng) -> usize {
+    let total: f64 = weights.iter().sum();
+    let mut left = rng.random::<f64>() * total;
+    let mut chosen = None;
+    for (index, &weight) in weights
+        .iter()
+        .enumerate()
+        .filter(|&(_, &weight)| weight > 0.0)
+    {
+        chosen = Some(index);
+        left -= weight;
+        if left < 0.0 {
+            break;
+        }
+    }
+    let unused = || (0..weights.len()).find(|index| !drawn.contains(index));
+    chosen.or_else(unused).unwrap_or_default()
+}
+
+/// Iterates from the centroids `start`: assign with at most ⌈vectors / clusters⌉ per cluster, then
+/// move each centroid to the direction of its members' mean; a cluster without members keeps its
+/// centroid. Ends when no coordinate moves by more than 1e-8 + 1e-5 of its value, or after
+/// [`ROUNDS_MAX`] rounds.
+pub fn balanced(
+    vectors: Vectors<'_>,
+    start: Vec<f32>,
+    mut on_round: impl FnMut(Round<'_>),
+) -> Clustering {
+    let dimension = vectors.dimension;
+    let clusters = start.len() / dimension;
+    let capacity = vectors.len().div_ceil(clusters);
+    let mut result = Clustering {
+        centroids: start,
+        assignment: Vec::new(),
+        rounds: 0,
+        converged: false,
+        total_distance: 0.0,
+    };
+    while result.rounds < ROUNDS_MAX && !result.converged {
+        let costs = vectors.distances(Vectors {
+            dimension,
+            values: &result.centroids,
+        });
+        result.assignment = assign(&costs, clusters, capacity);
+        let rows = costs.chunks_exact(clusters).zip(&result.assignment);
+        result.total_distance = rows.map(|(row, &cluster)| f64::from(row[cluster])).sum();
+        on_round(Round {
+            index: result.rounds,
+            assignment: &result.assignment,
+            total_distance: result.total_distance,
+        });
+        let moved = means(vectors, &result.assignment, &result.centroids);
+        let still = |(new, old): (&f32, &f32)| (new - old).abs() <= 1e-8 + 1e-5 * old.abs();
+        result.converged = moved.iter().zip(&result.centroids).all(still);
+        result.centroids = moved;
+        result.rounds += 1;
+    }
+    result
+}
+
+/// The direction of each cluster's mean, or its `old` centroid where it has none.
+fn means(vectors: Vectors<'_>, assignment: &[usize], old: &[f32]) -> Vec<f32> {
+    let dimension = vectors.dimension;
+    let mut sums = vec![0.0f64; old.len()];
+    for (index, &cluster) in assignment.iter().enumerate() {
+        let sum = &mut sums[cluster * dimension..][..dimension];
+        sum.iter_mut()
+            .zip(vectors.row(index))
+            .for_each(|(sum, &v)| *sum += f64::from(v));
+    }
+    sums.chunks_exact(dimension)
+        .zip(old.chunks_exact(dimension))
+        .flat_map(|(sum, old)| {
+            let norm = sum.iter().map(|v| v * v).sum::<f64>().sqrt();
+            let unit = move |(sum, old): (&f64, &f32)| {
+                if norm > 0.0 {
+                    (sum / norm) as f32
+                } else {
+                    *old
+                }
+            };
+            sum.iter().zip(old).map(unit)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::SeedableRng as _;
+
+    use super::*;
+
+    fn unit(values: &[f32]) -> Vec<f32> {
+        let norm = values.iter().map(|v| v * v).sum::<f32>().sqrt();
+        values.iter().map(|v| v / norm).collect()
+    }
+
+    fn distances_by_definition(vectors: Vectors<'_>, centroids: Vectors<'_>) -> Vec<f32> {
+        (0..vectors.len())
+            .flat_map(|v| (0..centroids.len()).map(move |c| (v, c)))
+            .map(|(v, c)| {
+                1.0 - eldr_core::similarity::dot_scalar(vectors.row(v), centroids.row(c)) as f32
+            })
+            .collect()
+    }
+
+    #[test]
+    fn distances_are_vector_by_centroid() {
+        let values: Vec<f32> = (1..16).map(|i| (i * i % 7) as f32).collect();
+        let values: Vec<f32> = values.chunks(3).flat_map(unit).collect();
+        let vectors = Vectors {
+            dimension: 3,
+            values: &values,
+        };
+        let centroids = Vectors {
+            dimension: 3,
+            values: &values[3..9],
+        };
+        let found = vectors.distances(centroids);
+        assert_eq!(found.len(), 10);
+        for (found, expected) in found
+            .iter()
+            .zip(distances_by_definition(vectors, centroids))
+        {
+            assert!((found - expected).abs() < 1e-6);
+        }
+    }
+
+    #[test]
+    fn starting_vectors_differ_even_among_duplicates() {
+        let values: Vec<f32> = [1.0, 0.0].repeat(5);
+        let vectors = Vectors {
+            dimension: 2,
+            values: &values,
+        };
+        let mut drawn = plus_plus(vectors, 5, &mut ChaCha8Rng::seed_from_u64(1));
+        drawn.sort_unstable();
+        assert_eq!(drawn, [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_far_vector_is_drawn_before_a_duplicate() {
+        let values = [[1.0, 0.0]; 9]
+            .concat()
+            .into_iter()
+            .chain([0.0, 1.0])
+            .collect::<Vec<f32>>();
+        let vectors = Vectors {
+            dimension: 2,
+            values: &values,
+        };
+        for seed in 0..20 {
+            let drawn = plus_plus(vectors, 2, &mut ChaCha8Rng::seed_from_u64(seed));
+            assert!(drawn.contains(&9), "seed {seed} drew {drawn:?}");
+        }
+    }
+
+    #[test]
+    fn a_crowd_is_split_so_that_no_cluster_exceeds_its_share() {
+        let crowd = [[1.0, 0.05], [1.0, 0.0], [1.0, 0.1], [0.0, 1.0]];
+        let values: Vec<f32> = crowd.iter().flat_map(|v| unit(v)).collect();
+        let vectors = Vectors {
+            dimension: 2,
+            values: &values,
+        };
+        let mut rounds = 0;
+        let result = balanced(vectors, vec![1.0, 0.0, 0.0, 1.0], |_| rounds += 1);
+        assert_eq!(
+            result.assignment,
+            [0, 0, 1, 1],
+            "the one nearest the other side goes there"
+        );
+        assert!(result.converged);
+        assert_eq!(result.rounds, rounds);
+        for centroid in result.centroids.chunks(2) {
+            assert!((centroid[0].hypot(centroid[1]) - 1.0).abs() < 1e-6);
+        }
+    }
+
+    #[test]
+    fn a_cluster_without_members_keeps_its_centroid() {
+        let vectors = Vectors {
+            dimension: 2,
+            values: &[1.0, 0.0],
+        };
+        let result = balanced(vectors, vec![0.8, 0.6, 0.0, 1.0], |_| {});
+        assert_eq!(result.centroids, [1.0, 0.0, 0.0, 1.0]);
+    }
+}
