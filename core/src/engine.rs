@@ -169,6 +169,11 @@ impl<K: Clone + PartialEq> DecodeBatch<K> {
         &self.report
     }
 
+    /// What the last step did; before the first, a step that decoded nothing.
+    pub fn last_step(&self) -> &StepReport<K> {
+        &self.report
+    }
+
     /// Requests in the batch.
     pub fn running(&self) -> usize {
         self.running.len()

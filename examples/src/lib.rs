@@ -1,4 +1,5 @@
 //! Mock engine (prefill and decode workers), load generator, set-up of Envoy and the wasm target, demo.
 
 pub mod envoy;
+pub mod mock;
 pub mod setup;
