@@ -1,6 +1,7 @@
 //! Mock engine (prefill and decode workers), load generator, set-up of Envoy and the wasm target, demo.
 
 pub mod envoy;
+pub mod gateway;
 pub mod load;
 pub mod mock;
 pub mod setup;
