@@ -30,6 +30,7 @@
 
 pub mod blob;
 pub mod decide;
+pub mod engine;
 pub mod outcome;
 pub mod route;
 pub mod signature;

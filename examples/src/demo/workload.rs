@@ -1,0 +1,77 @@
+//! One workload of the shipped traces: a blob from its calibration split, requests from the other.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use eldr_calibrator::fit::{Fitted, Options, fit};
+use eldr_calibrator::requests::Requests;
+use eldr_calibrator::trace::{self, Record};
+
+use super::MODEL;
+use crate::gateway::decode_cluster;
+use crate::load::LoadRequest;
+use crate::mock::Catalog;
+
+/// The workloads that the repository ships traces of.
+pub const WORKLOADS: [&str; 2] = ["task", "language"];
+
+/// Half-width of the band, as a cosine: the value that the paper found best overall.
+const TAU: f32 = 0.1;
+
+/// Everything a run needs of a workload.
+#[derive(Debug)]
+pub struct Workload {
+    /// One of [`WORKLOADS`].
+    pub name: &'static str,
+    /// What the mock engine replays.
+    pub catalog: Arc<Catalog>,
+    /// What the load generator sends.
+    pub requests: Vec<LoadRequest>,
+    /// The blob as the filter's configuration takes it: base64.
+    pub blob: String,
+    /// How the fit went.
+    pub fitted: Fitted,
+}
+
+impl Workload {
+    /// Fits regions for `workers` decode workers and reads the requests to send, from the folder `data`.
+    pub fn load(
+        name: &'static str,
+        data: &Path,
+        workers: usize,
+        seed: u64,
+    ) -> anyhow::Result<Self> {
+        let calibration = data.join(format!("{name}_calibration.jsonl.gz"));
+        let requests = Requests::read(&[&calibration], || ()).map_err(with_hint)?;
+        let options = Options {
+            workers: (0..workers).map(decode_cluster).collect(),
+            model: MODEL.into(),
+            tau: TAU,
+            seed,
+            revision: 1,
+        };
+        let fitted = fit(&requests, &options, |_| ()).map_err(with_hint)?;
+        let blob = STANDARD.encode(fitted.blob.to_bytes()?);
+
+        let evaluation = data.join(format!("{name}_evaluation.jsonl.gz"));
+        let records = trace::read(&evaluation)
+            .and_then(|reader| reader.collect::<Result<Vec<Record>, _>>())
+            .map_err(|error| with_hint(error.into()))?;
+        let catalog = Catalog::from_records(&records)
+            .with_context(|| format!("the trace {}", evaluation.display()))?;
+        Ok(Workload {
+            name,
+            catalog: Arc::new(catalog),
+            requests: records.iter().map(LoadRequest::from_record).collect(),
+            blob,
+            fitted,
+        })
+    }
+}
+
+fn with_hint(error: eldr_calibrator::Error) -> anyhow::Error {
+    anyhow::anyhow!("{error}\nhint: {}", error.hint())
+}

@@ -1,0 +1,289 @@
+//! Envoy's configuration for prefill/decode routing, rendered from the few things that differ.
+//!
+//! It is JSON, which Envoy reads as it reads YAML. Everything that breaks LLM traffic by default is
+//! set here, with the reason beside it; the reference configuration for people says the same.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+/// Name of the listener that clients talk to.
+pub const LISTENER: &str = "gateway";
+/// Request header in which the filter names the decode cluster.
+pub const DECODE_CLUSTER_HEADER: &str = "x-eldr-decode-cluster";
+
+/// Prompts and answers beyond Envoy's 1 MiB, bytes.
+const BUFFER_BYTES: u32 = 64 << 20;
+/// A signature header of 1 MiB and the headers beside it, KiB.
+const HEADERS_KB: u32 = 1_100;
+/// No limit that a queue of requests could run into.
+const CONCURRENT_MAX: u32 = 1_000_000;
+
+/// A gateway before prefill and decode workers.
+#[derive(Clone, Debug)]
+pub struct Gateway {
+    /// Where clients connect; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// The compiled filter.
+    pub module: PathBuf,
+    /// Shared data is keyed by it alone: gateways of one process need different ones.
+    pub vm_id: String,
+    /// The filter's configuration.
+    pub filter: Value,
+    /// Prefill workers, together the cluster `prefill`.
+    pub prefill: Vec<SocketAddr>,
+    /// Decode workers, each a cluster of its own: see [`decode_cluster`].
+    pub decode: Vec<SocketAddr>,
+    /// Where to log each request with its outcome and decision.
+    pub access_log: Option<PathBuf>,
+}
+
+/// Name of the cluster of decode worker `index`.
+pub fn decode_cluster(index: usize) -> String {
+    format!("decode-{index}")
+}
+
+impl Gateway {
+    /// The bootstrap configuration, as JSON text.
+    pub fn bootstrap(&self) -> String {
+        let mut clusters = vec![
+            cluster("prefill", "ROUND_ROBIN", &self.prefill),
+            cluster("decode-default", "LEAST_REQUEST", &self.decode),
+        ];
+        clusters.extend(
+            self.decode.iter().enumerate().map(|(index, &address)| {
+                cluster(&decode_cluster(index), "ROUND_ROBIN", &[address])
+            }),
+        );
+        json!({
+            "admin": {"address": address(SocketAddr::from(([127, 0, 0, 1], 0)))},
+            "static_resources": {"listeners": [self.listener()], "clusters": clusters},
+            "stats_config": stats_config(),
+            // Whoever asks for statistics gets those of now.
+            "stats_flush_on_admin": true,
+        })
+        .to_string()
+    }
+
+    fn listener(&self) -> Value {
+        json!({
+            "name": LISTENER,
+            "address": address(self.listen),
+            "per_connection_buffer_limit_bytes": BUFFER_BYTES,
+            "filter_chains": [{"filters": [{
+                "name": "envoy.filters.network.http_connection_manager",
+                "typed_config": self.connection_manager(),
+            }]}],
+        })
+    }
+
+    fn connection_manager(&self) -> Value {
+        const TYPE: &str = "type.googleapis.com/envoy.extensions.filters.network\
+                            .http_connection_manager.v3.HttpConnectionManager";
+        let mut manager = json!({
+            "@type": TYPE,
+            "stat_prefix": LISTENER,
+            "max_request_headers_kb": HEADERS_KB,
+            // Both legs of a request carry the id that the client or Envoy gave it, as it is.
+            "preserve_external_request_id": true,
+            "request_id_extension": {"typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.request_id.uuid.v3.UuidRequestIdConfig",
+                "pack_trace_reason": false,
+            }},
+            "http_filters": [
+                {"name": "eldr", "typed_config": self.wasm()},
+                {"name": "envoy.filters.http.router", "typed_config": {
+                    "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router",
+                }},
+            ],
+            "route_config": {"name": "decode", "virtual_hosts": [
+                {"name": "all", "domains": ["*"], "routes": routes()},
+            ]},
+        });
+        if let Some(path) = &self.access_log {
+            manager["access_log"] = json!([access_log(path)]);
+        }
+        manager
+    }
+
+    fn wasm(&self) -> Value {
+        json!({
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm",
+            "config": {
+                "name": "eldr",
+                "root_id": "eldr",
+                "vm_config": {
+                    "vm_id": self.vm_id,
+                    "runtime": "envoy.wasm.runtime.v8",
+                    "code": {"local": {"filename": self.module}},
+                },
+                "configuration": {
+                    "@type": "type.googleapis.com/google.protobuf.StringValue",
+                    "value": self.filter.to_string(),
+                },
+                // Without it a filter that crashed once fails every request that follows.
+                "failure_policy": "FAIL_RELOAD",
+                // Without it headers on hold would hold the body back too.
+                "allow_on_headers_stop_iteration": true,
+            },
+        })
+    }
+}
+
+/// A decision in the header goes to the cluster it names; what the filter let pass, to any decode worker.
+fn routes() -> Value {
+    let action = |cluster: (&str, &str)| {
+        let (key, name) = cluster;
+        json!({
+            key: name,
+            // The default of 15 s cuts streams.
+            "timeout": "0s",
+            // Only while no byte of the request has reached a worker.
+            "retry_policy": {"retry_on": "connect-failure", "num_retries": 1},
+        })
+    };
+    json!([
+        {
+            "match": {
+                "prefix": "/",
+                "headers": [{"name": DECODE_CLUSTER_HEADER, "present_match": true}],
+            },
+            "route": action(("cluster_header", DECODE_CLUSTER_HEADER)),
+        },
+        {"match": {"prefix": "/"}, "route": action(("cluster", "decode-default"))},
+    ])
+}
+
+fn cluster(name: &str, policy: &str, workers: &[SocketAddr]) -> Value {
+    const OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+    let endpoints: Vec<Value> = workers
+        .iter()
+        .map(|&worker| json!({"endpoint": {"address": address(worker)}}))
+        .collect();
+    json!({
+        "name": name,
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "lb_policy": policy,
+        "per_connection_buffer_limit_bytes": BUFFER_BYTES,
+        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]},
+        // The defaults of 1,024 refuse requests that would only have to wait.
+        "circuit_breakers": {"thresholds": [{
+            "max_connections": CONCURRENT_MAX,
+            "max_pending_requests": CONCURRENT_MAX,
+            "max_requests": CONCURRENT_MAX,
+        }]},
+        "typed_extension_protocol_options": {OPTIONS: {
+            "@type": format!("type.googleapis.com/{OPTIONS}"),
+            // The signature comes in a response header.
+            "common_http_protocol_options": {"max_response_headers_kb": HEADERS_KB},
+            "explicit_http_config": {"http_protocol_options": {}},
+        }},
+    })
+}
+
+fn address(address: SocketAddr) -> Value {
+    json!({"socket_address": {"address": address.ip().to_string(), "port_value": address.port()}})
+}
+
+fn access_log(path: &Path) -> Value {
+    json!({
+        "name": "envoy.access_loggers.file",
+        "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog",
+            "path": path,
+            "log_format": {"json_format": {
+                "id": "%REQ(x-request-id)%",
+                "path": "%REQ(:path)%",
+                "status": "%RESPONSE_CODE%",
+                "flags": "%RESPONSE_FLAGS%",
+                "duration_ms": "%DURATION%",
+                "upstream": "%UPSTREAM_CLUSTER%",
+                "outcome": "%FILTER_STATE(wasm.eldr_outcome:PLAIN)%",
+                "decision": "%FILTER_STATE(wasm.eldr_decision:PLAIN)%",
+            }},
+        },
+    })
+}
+
+/// Turns outcome, reason and worker in statistics' names into tags, and gives histograms buckets that
+/// fit their units.
+fn stats_config() -> Value {
+    json!({
+        "stats_tags": [
+            {"tag_name": "eldr.outcome", "regex": r"^wasmcustom\.eldr\.outcome(\.(\w+))$"},
+            {"tag_name": "eldr.reason", "regex": r"^wasmcustom\.eldr\.reason(\.(\w+))$"},
+            {
+                "tag_name": "eldr.worker",
+                "regex": r"^wasmcustom\.eldr\.worker(\.(.+))\.(?:routed|in_flight)$",
+            },
+        ],
+        "histogram_bucket_settings": [
+            {
+                "match": {"prefix": "wasmcustom.eldr.decision_ns"},
+                "buckets": [5e3, 1e4, 2e4, 3e4, 5e4, 7.5e4, 1e5, 2e5, 5e5, 1e6, 1e7],
+            },
+            {
+                "match": {"prefix": "wasmcustom.eldr.similarity_permille"},
+                "buckets": [100, 200, 300, 400, 500, 600, 700, 800, 900, 950, 1000],
+            },
+            {
+                "match": {"prefix": "wasmcustom.eldr.prefill_ms"},
+                "buckets": [5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 3e4],
+            },
+        ],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gateway() -> Gateway {
+        let worker = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        Gateway {
+            listen: worker(0),
+            module: "eldr_filter.wasm".into(),
+            vm_id: "test".into(),
+            filter: json!({"policy": "band", "note": "a \"quoted\" text"}),
+            prefill: vec![worker(8100), worker(8101)],
+            decode: vec![worker(8200), worker(8201), worker(8202)],
+            access_log: Some("access.log".into()),
+        }
+    }
+
+    #[test]
+    fn every_decode_worker_has_a_cluster_and_all_share_the_default() {
+        let config: Value = serde_json::from_str(&gateway().bootstrap()).unwrap();
+        let clusters = config["static_resources"]["clusters"].as_array().unwrap();
+        let names: Vec<_> = clusters
+            .iter()
+            .map(|cluster| {
+                let name = cluster["name"].as_str().unwrap();
+                let endpoints = &cluster["load_assignment"]["endpoints"][0]["lb_endpoints"];
+                (name, endpoints.as_array().unwrap().len())
+            })
+            .collect();
+        let expected = [
+            ("prefill", 2),
+            ("decode-default", 3),
+            ("decode-0", 1),
+            ("decode-1", 1),
+            ("decode-2", 1),
+        ];
+        assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn the_filter_gets_its_configuration_as_it_is() {
+        let gateway = gateway();
+        let config: Value = serde_json::from_str(&gateway.bootstrap()).unwrap();
+        let manager = &config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0];
+        let filter = &manager["typed_config"]["http_filters"][0]["typed_config"]["config"];
+        let given: Value =
+            serde_json::from_str(filter["configuration"]["value"].as_str().unwrap()).unwrap();
+        assert_eq!(given, gateway.filter);
+        assert_eq!(filter["vm_config"]["vm_id"], "test");
+    }
+}

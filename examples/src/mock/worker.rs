@@ -1,0 +1,192 @@
+//! One worker: a prefill lane, a decode step loop, and the two legs a request can take through them.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::http::HeaderValue;
+use serde_json::Value;
+
+use super::MockConfig;
+use super::catalog::{Catalog, Entry};
+use super::registry::{Owner, Registry};
+use super::request::{ApiError, GenerationRequest, Limits, Prompt};
+use super::stats::{Counted, Counters, Gauges, WorkerReport};
+use super::steps::{Sequence, StepLoop, Tokens, scaled};
+
+/// What all workers of one engine share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: MockConfig,
+    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) registry: Registry,
+    pub(crate) limits: Limits,
+    /// Unix time of the engine's start, seconds: `created` of every answer.
+    pub(crate) created: u64,
+    pub(crate) next_request: AtomicU64,
+}
+
+/// A worker. Prefill and decode workers differ in name only, as in vLLM: any can do either.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) name: String,
+    pub(crate) address: SocketAddr,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) gauges: Arc<Gauges>,
+    counters: Arc<Mutex<Counters>>,
+    /// One prefill at a time; tokio's mutex lets them in first come, first served.
+    lane: tokio::sync::Mutex<()>,
+    steps: StepLoop,
+}
+
+impl Worker {
+    pub(crate) fn start(
+        name: String,
+        address: SocketAddr,
+        shared: Arc<Shared>,
+    ) -> std::io::Result<Self> {
+        let gauges = Arc::new(Gauges::default());
+        let counters = Arc::new(Mutex::new(Counters::default()));
+        let config = &shared.config;
+        let batch = eldr_core::engine::DecodeBatch::new(
+            config.step,
+            shared.catalog.geometry(),
+            config.batch_max,
+        );
+        let steps = StepLoop::start(
+            name.clone(),
+            batch,
+            config.time_scale,
+            Arc::clone(&gauges),
+            Arc::clone(&counters),
+        )?;
+        let lane = tokio::sync::Mutex::new(());
+        Ok(Worker {
+            name,
+            address,
+            shared,
+            gauges,
+            counters,
+            lane,
+            steps,
+        })
+    }
+
+    pub(crate) fn counters(&self) -> MutexGuard<'_, Counters> {
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn report(&self) -> WorkerReport {
+        self.counters()
+            .report(&self.name, self.address, &self.gauges)
+    }
+
+    pub(crate) fn restart_statistics(&self) {
+        *self.counters() = Counters::default();
+    }
+
+    pub(crate) fn entry(&self, prompt: &Prompt) -> &Entry {
+        self.shared.catalog.entry(&prompt.id)
+    }
+
+    /// Computes the prompts: waits for the lane, then for as long as their tokens take.
+    ///
+    /// Dropping the future gives up the place in the queue and counts as a disconnect.
+    pub(crate) async fn prefill(&self, prompts: &[Prompt]) {
+        let mut left_early = LeftEarly {
+            worker: self,
+            done: false,
+        };
+        let waiting = Counted::new(&self.gauges.prefill_waiting);
+        let _lane = self.lane.lock().await;
+        drop(waiting);
+        let _running = Counted::new(&self.gauges.prefilling);
+        let config = &self.shared.config;
+        let tokens = prompts.iter().map(|prompt| prompt.tokens).sum::<u64>();
+        let ms = config.prefill_base_ms + config.prefill_ms_per_token * tokens as f64;
+        let duration = Duration::try_from_secs_f64(ms / 1e3).unwrap_or_default();
+        let duration = scaled(duration, config.time_scale);
+        if !duration.is_zero() {
+            tokio::time::sleep(duration).await;
+        }
+        self.counters().prefill_tokens += tokens;
+        left_early.done = true;
+    }
+
+    /// What prefill tells about the prompt's experts, where it was recorded; one prompt only.
+    pub(crate) fn signature(&self, prompts: &[Prompt]) -> Option<HeaderValue> {
+        match prompts {
+            [prompt] => self.entry(prompt).signature.clone(),
+            _ => None,
+        }
+    }
+
+    /// Keeps the KV blocks of a computed prompt for the decode worker that will ask for them.
+    pub(crate) fn hold(&self, answer_id: &str, prompts: &[Prompt], owner: Owner) -> Value {
+        let tokens = prompts.iter().map(|prompt| prompt.tokens).sum();
+        let engine = format!("mock-{}", self.name);
+        self.shared
+            .registry
+            .hold(&engine, self.address, answer_id, tokens, owner)
+    }
+
+    /// Takes over the KV blocks that `params` names.
+    pub(crate) fn fetch(&self, params: &Value, owner: &Owner) -> Result<(), ApiError> {
+        self.shared.registry.fetch(params, owner).map_err(|mix_up| {
+            self.counters().mixed_up += 1;
+            ApiError::internal(mix_up)
+        })
+    }
+
+    /// Lets the request join the batch: one sequence per prompt and choice.
+    pub(crate) fn decode(&self, request: &GenerationRequest) -> Tokens {
+        let lengths = self.lengths(request);
+        let prompts = request.prompts.iter();
+        let sequences = prompts
+            .flat_map(|prompt| std::iter::repeat_n(prompt, request.choices))
+            .zip(lengths)
+            .map(|(prompt, tokens)| Sequence {
+                ids: Arc::clone(&self.entry(prompt).ids),
+                tokens,
+                prompt_tokens: prompt.tokens,
+            })
+            .collect();
+        let number = self.shared.next_request.fetch_add(1, Ordering::Relaxed);
+        self.steps.join(number, sequences)
+    }
+
+    /// How many tokens each sequence gets: what the client asks for, else what the trace says.
+    pub(crate) fn lengths(&self, request: &GenerationRequest) -> Vec<u32> {
+        let length = |prompt: &Prompt| {
+            let room = self
+                .shared
+                .limits
+                .context_tokens
+                .saturating_sub(prompt.tokens);
+            let room = u32::try_from(room).unwrap_or(u32::MAX);
+            request
+                .max_tokens
+                .unwrap_or(self.entry(prompt).decode_tokens)
+                .min(room)
+                .max(1)
+        };
+        let prompts = request.prompts.iter();
+        prompts
+            .flat_map(|prompt| std::iter::repeat_n(length(prompt), request.choices))
+            .collect()
+    }
+}
+
+struct LeftEarly<'a> {
+    worker: &'a Worker,
+    done: bool,
+}
+
+impl Drop for LeftEarly<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            self.worker.counters().disconnects += 1;
+        }
+    }
+}
