@@ -12,7 +12,7 @@ use eldr_examples::setup;
 /// A toolchain for the target is installed first where it lacks: `rustup target add`, or Debian's packages as root.
 /// `ELDR_WASM_TOOLCHAIN=rustup` or `=debian` forces one of the two.
 #[derive(Parser)]
-#[command(name = "wasm", bin_name = "cargo wasm")]
+#[command(name = "wasm", bin_name = "cargo wasm --")]
 struct Args {
     /// Lint core and filter for the wasm target instead of building.
     #[arg(long, conflicts_with = "output")]
