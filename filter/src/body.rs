@@ -7,8 +7,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 
-use serde::Deserializer as _;
-use serde::de::{MapAccess, Visitor};
+use serde::Deserializer;
+use serde::de::{DeserializeSeed, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 /// One `"key": value` of the object.
@@ -172,6 +172,81 @@ pub fn string(raw: &str) -> Option<Cow<'_, str>> {
     match raw.get(1..raw.len().saturating_sub(1)) {
         Some(plain) if !plain.contains('\\') => Some(Cow::Borrowed(plain)),
         _ => serde_json::from_str(raw).ok().map(Cow::Owned),
+    }
+}
+
+/// Whether any object of a JSON text, at any depth, has this key, however it is spelled.
+///
+/// # Errors
+/// The bytes are not JSON, or nested too deeply to tell.
+pub fn has_key_anywhere(bytes: &[u8], key: &str) -> Result<bool, serde_json::Error> {
+    // Hardly any body has the word or could hide it: behind escapes, or in UTF-16 that looks like UTF-8 with NULs.
+    let may_hide = |text: &str| ["\\u", "\0", key].iter().any(|part| text.contains(part));
+    if std::str::from_utf8(bytes).is_ok_and(|text| !may_hide(text)) {
+        return Ok(false);
+    }
+    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+    let found = Search(key).deserialize(&mut deserializer)?;
+    deserializer.end().map(|()| found)
+}
+
+#[derive(Clone, Copy)]
+struct Search<'k>(&'k str);
+
+impl<'de> DeserializeSeed<'de> for Search<'_> {
+    type Value = bool;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<bool, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Search<'_> {
+    type Value = bool;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("JSON")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<bool, A::Error> {
+        let mut found = false;
+        while let Some(Key(key)) = map.next_key()? {
+            found |= key == self.0;
+            found |= map.next_value_seed(self)?;
+        }
+        Ok(found)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<bool, A::Error> {
+        let mut found = false;
+        while let Some(inside) = seq.next_element_seed(self)? {
+            found |= inside;
+        }
+        Ok(found)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_unit<E>(self) -> Result<bool, E> {
+        Ok(false)
     }
 }
 

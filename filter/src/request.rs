@@ -5,6 +5,7 @@
 //! New ──► ReadingBody ──► Prefilling ──────► Routed      one Outcome each, exactly once
 //!   │          │               └──────────► Answered
 //!   │          ├──► Answered (refused)
+//!   │          ├──► Bypassed (JSON for another path, looked through)
 //!   │          └──► Routed   (several prompts in one body)
 //!   ├──► Answered (an encoded body)
 //!   └──► Bypassed
@@ -75,6 +76,8 @@ pub enum OnHeaders {
 pub enum OnBody {
     /// Answer.
     Reply(Reply),
+    /// Let it pass to the default cluster.
+    Bypass,
     /// Choose a decode cluster without a prefill leg.
     Route,
     /// Send the prefill leg; its body is kept in the request.
@@ -127,6 +130,8 @@ pub struct Answer {
 pub struct Request {
     state: State,
     outcome: Option<Outcome>,
+    /// Whether the path is one that we route.
+    generates: bool,
     leg: PrefillLeg,
     model: Option<ModelIndex>,
     /// Body up to and with the opening brace.
@@ -140,6 +145,7 @@ impl Default for Request {
         Self {
             state: State::New,
             outcome: None,
+            generates: false,
             leg: PrefillLeg::default(),
             model: None,
             opening: String::new(),
@@ -152,11 +158,16 @@ impl Default for Request {
 impl Request {
     /// Takes the request headers, already without those that steer.
     pub fn on_headers(&mut self, headers: Vec<Header>, end_of_stream: bool) -> OnHeaders {
-        let path = headers::get(&headers, ":path").unwrap_or_default();
-        let path = path.split(|&byte| byte == b'?').next().unwrap_or_default();
         let is_post = headers::get(&headers, ":method") == Some(b"POST");
         let upgrades = headers::get(&headers, "upgrade").is_some();
-        if !is_post || upgrades || end_of_stream || !PATHS.contains(&path) {
+        self.generates = is_generation(headers::get(&headers, ":path").unwrap_or_default());
+        // Engines take transfer params on more paths than we route, and read as JSON what does not say otherwise.
+        let may_be_json = headers::get(&headers, "content-type").is_none_or(|kind| {
+            kind.to_ascii_lowercase()
+                .windows(4)
+                .any(|word| word == b"json")
+        });
+        if !is_post || upgrades || end_of_stream || !(self.generates || may_be_json) {
             self.state = State::Bypassed;
             return OnHeaders::Bypass;
         }
@@ -187,6 +198,21 @@ impl Request {
     pub fn on_body(&mut self, plugin: &Plugin, bytes: &[u8]) -> OnBody {
         // Not for the engine to judge: its parser takes more than JSON (NaN, UTF-16, lone surrogates), and a body that
         // we cannot read could carry the fields that a client may not send.
+        match body::has_key_anywhere(bytes, nixl::KV_PARAMS) {
+            Ok(false) => {}
+            Ok(true) => {
+                let message =
+                    "kv_transfer_params is set by the gateway and may not be sent by clients";
+                return OnBody::Reply(self.refuse(400, message));
+            }
+            Err(error) => {
+                return OnBody::Reply(self.refuse(400, &format!("the body is not JSON: {error}")));
+            }
+        }
+        if !self.generates {
+            self.state = State::Bypassed;
+            return OnBody::Bypass;
+        }
         let object = match Object::parse(bytes) {
             Ok(object) => object,
             Err(error) => {
@@ -195,10 +221,6 @@ impl Request {
         };
         let model = object.get("model").and_then(body::string);
         self.model = plugin.model(model.as_deref());
-        if object.has(nixl::KV_PARAMS) {
-            let message = "kv_transfer_params is set by the gateway and may not be sent by clients";
-            return OnBody::Reply(self.refuse(400, message));
-        }
         if is_batch(&object) {
             return OnBody::Route;
         }
@@ -336,6 +358,27 @@ impl Request {
             bytes,
         }
     }
+}
+
+/// Whether an engine would take the path for one of ours: without its query and after percent-decoding.
+fn is_generation(path: &[u8]) -> bool {
+    let path = path.split(|&byte| byte == b'?').next().unwrap_or_default();
+    let mut decoded = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let Some((&byte, tail)) = rest.split_first() {
+        let hex = |at: usize| Some(char::from(*tail.get(at)?).to_digit(16)? as u8);
+        match (byte, hex(0), hex(1)) {
+            (b'%', Some(high), Some(low)) => {
+                decoded.push(high << 4 | low);
+                rest = tail.get(2..).unwrap_or_default();
+            }
+            _ => {
+                decoded.push(byte);
+                rest = tail;
+            }
+        }
+    }
+    PATHS.contains(&decoded.as_slice())
 }
 
 /// Several prompts in one request: an array of strings or of token arrays.

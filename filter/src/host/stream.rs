@@ -46,6 +46,7 @@ impl Stream {
                 reply(&waiting, &answer);
                 Action::Pause
             }
+            OnBody::Bypass => Action::Continue,
             OnBody::Route => match route(&waiting, None, None) {
                 Ok(()) => Action::Continue,
                 Err(answer) => {

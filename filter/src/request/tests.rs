@@ -42,6 +42,7 @@ fn only_generation_requests_with_a_body_are_held() {
         (what, request.outcome())
     };
     for path in [
+        "/v1/%63ompletions",
         "/v1/completions",
         "/v1/chat/completions",
         "/v1/completions?x=/y",
@@ -50,7 +51,12 @@ fn only_generation_requests_with_a_body_are_held() {
     }
     let bypass = (OnHeaders::Bypass, Some(Outcome::Bypassed));
     assert_eq!(ask(post("/v1/completions"), true), bypass);
-    assert_eq!(ask(post("/v1/models"), false), bypass);
+    let mut upload = post("/v1/audio/transcriptions");
+    upload.extend(headers(&[(
+        "content-type",
+        "multipart/form-data; boundary=x",
+    )]));
+    assert_eq!(ask(upload, false), bypass);
     assert_eq!(
         ask(
             headers(&[(":method", "GET"), (":path", "/v1/completions")]),
@@ -62,6 +68,34 @@ fn only_generation_requests_with_a_body_are_held() {
     upgrade.extend(headers(&[("upgrade", "websocket")]));
     assert_eq!(ask(upgrade, false), bypass);
     assert_eq!(ask(headers(&[(":method", "CONNECT")]), false), bypass);
+}
+
+#[test]
+fn json_for_other_paths_passes_once_it_was_looked_through() {
+    let ask = |body: &str| {
+        let mut request = Request::default();
+        assert_eq!(
+            request.on_headers(post("/v1/embeddings"), false),
+            OnHeaders::ReadBody
+        );
+        let what = request.on_body(&plugin(), body.as_bytes());
+        (what, request.outcome())
+    };
+    for body in [r#"{"input":"a"}"#, r#"["\u00e9",1,null,true]"#] {
+        assert_eq!(
+            ask(body),
+            (OnBody::Bypass, Some(Outcome::Bypassed)),
+            "{body}"
+        );
+    }
+    for body in [
+        r#"{"sampling_params":{"extra_args":{"kv_transfer_params":{}}}}"#,
+        r#"[{"kv\u005ftransfer_params":1}]"#,
+        "{\"kv_transfer_params\"",
+        "{\0\"\0k\0v\0_\0",
+    ] {
+        assert_eq!(ask(body).1, Some(Outcome::Refused), "{body}");
+    }
 }
 
 #[test]
