@@ -187,14 +187,20 @@ impl Config {
     /// # Errors
     /// All mistakes that can be seen at once; a JSON error or an unknown field hides those behind it.
     pub fn parse(json: &[u8]) -> Result<Self, Mistakes> {
-        let raw: Raw = serde_json::from_slice(json).map_err(|error| {
-            let mistake = Mistake {
-                field: format!("line {}, column {}", error.line(), error.column()),
-                found: error.to_string(),
-                allowed: "the fields and values listed in the README".into(),
-            };
-            Mistakes(vec![mistake])
-        })?;
+        let mut deserializer = serde_json::Deserializer::from_slice(json);
+        let raw: Result<Raw, _> = serde_path_to_error::deserialize(&mut deserializer);
+        let mistake = |field: String, found: String| {
+            let allowed = "the fields and values listed in the README".into();
+            Mistakes(vec![Mistake {
+                field,
+                found,
+                allowed,
+            }])
+        };
+        let raw = raw.map_err(|e| mistake(e.path().to_string(), e.inner().to_string()))?;
+        deserializer
+            .end()
+            .map_err(|e| mistake("the end".into(), e.to_string()))?;
         let mut check = Check(Vec::new());
         check.clusters("decode_clusters", &raw.decode_clusters);
         check.clusters("prefill_clusters", &raw.prefill_clusters);

@@ -16,6 +16,8 @@ pub struct Plugin {
     config: Config,
     /// One per model.
     maps: Vec<Option<Map>>,
+    /// A request's body came while its headers were held, so Envoy is set up for that.
+    pub gets_bodies: bool,
 }
 
 impl Plugin {
@@ -26,7 +28,11 @@ impl Plugin {
             .iter_mut()
             .map(|model| model.blob.take().map(|(_, map)| map))
             .collect();
-        Self { config, maps }
+        Self {
+            config,
+            maps,
+            gets_bodies: false,
+        }
     }
 
     /// The configuration; its inline blobs are in use and no longer there.

@@ -138,6 +138,8 @@ pub struct Request {
     opening: String,
     is_empty_object: bool,
     decision: String,
+    /// Headers of our own answer that the host's call for that cannot take; added as the answer goes out.
+    not_text: Vec<Header>,
 }
 
 impl Default for Request {
@@ -151,6 +153,7 @@ impl Default for Request {
             opening: String::new(),
             is_empty_object: false,
             decision: String::new(),
+            not_text: Vec::new(),
         }
     }
 }
@@ -313,6 +316,24 @@ impl Request {
     pub fn internal(&mut self, what: &str) -> Reply {
         self.end(Outcome::Internal);
         Reply::error(500, "internal_error", what)
+    }
+
+    /// Headers of an answer as text, which is all that the host takes in one call. The others, with values that are
+    /// not UTF-8, are kept for [`take_not_text`](Self::take_not_text).
+    pub fn text_headers<'a>(&mut self, answer: &'a Reply) -> Vec<(&'a str, &'a str)> {
+        let mut text = Vec::with_capacity(answer.headers.len());
+        for (name, value) in &answer.headers {
+            match std::str::from_utf8(value) {
+                Ok(value) => text.push((name.as_str(), value)),
+                Err(_) => self.not_text.push((name.clone(), value.clone())),
+            }
+        }
+        text
+    }
+
+    /// What [`text_headers`](Self::text_headers) left out, once.
+    pub fn take_not_text(&mut self) -> Vec<Header> {
+        std::mem::take(&mut self.not_text)
     }
 
     /// The outcome, as far as it is known.

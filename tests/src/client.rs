@@ -69,7 +69,11 @@ impl Connection {
 
     /// Sends a request; returns when the answer's head is there.
     pub async fn send(&mut self, request: Request<Full<Bytes>>) -> Response<Incoming> {
-        let response = soon("an answer begins", self.sender.send_request(request)).await;
+        let exchange = async {
+            self.sender.ready().await?;
+            self.sender.send_request(request).await
+        };
+        let response = soon("an answer begins", exchange).await;
         response.expect("the gateway answers")
     }
 

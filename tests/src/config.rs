@@ -66,6 +66,9 @@ impl Listener<'_> {
                     "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
                     "stat_prefix": LISTENER,
                     "max_request_headers_kb": 1024,
+                    "normalize_path": true,
+                    "merge_slashes": true,
+                    "path_with_escaped_slashes_action": "UNESCAPE_AND_FORWARD",
                     "route_config": routes(),
                     "access_log": [{
                         "name": "envoy.access_loggers.file",

@@ -200,35 +200,53 @@ impl Gateway {
         eventually("access log entries", read, |entries| entries.len() >= count).await
     }
 
-    /// Requests in flight to decode workers, as the filter counts them.
-    pub async fn in_flight(&self) -> u64 {
-        let stats = self.filter_stats().await.into_iter();
-        stats
-            .filter(|(name, _)| name.contains("in_flight"))
-            .map(|(_, value)| value)
-            .sum()
+    /// Waits until the filter's gauges say that this many requests are in flight to decode workers. They are set
+    /// at its tick, a few times a second.
+    pub async fn expect_in_flight(&self, expected: u64) {
+        let sum = async || {
+            let stats = self.filter_stats().await.into_iter();
+            stats
+                .filter(|(name, _)| name.ends_with(".in_flight"))
+                .map(|(_, count)| count)
+                .sum::<u64>()
+        };
+        eventually("requests in flight", sum, |count| *count == expected).await;
     }
 
-    /// How requests ended so far: outcomes by name, such as `routed(in_band)`, zeros left out.
-    pub async fn outcomes(&self) -> BTreeMap<String, u64> {
-        let stats = self.filter_stats().await.into_iter();
-        let counted = stats.filter(|(name, value)| *value > 0 && !name.contains("in_flight"));
-        counted.collect()
-    }
-
-    /// Waits until requests have ended in exactly these outcomes.
+    /// Waits until requests have ended in exactly these outcomes, such as `routed(in_band)`, by the filter's counters
+    /// as by the access log.
     pub async fn expect_outcomes(&self, expected: &[(&str, u64)]) {
         let expected: BTreeMap<String, u64> = expected
             .iter()
             .map(|&(name, count)| (name.to_owned(), count))
             .collect();
-        let what = format!("outcomes {expected:?}");
-        eventually(
-            &what,
-            async || self.outcomes().await,
-            |found| *found == expected,
-        )
-        .await;
+        let mut by_counter = BTreeMap::new();
+        for (name, count) in &expected {
+            let name = name.split('(').next().unwrap_or_default();
+            *by_counter.entry(name.to_owned()).or_default() += count;
+        }
+        let outcomes = async || {
+            let stats = self
+                .filter_stats()
+                .await
+                .into_iter()
+                .filter(|(_, count)| *count > 0);
+            let named = stats.filter_map(|(name, count)| {
+                Some((name.strip_prefix("eldr.outcome.")?.to_owned(), count))
+            });
+            named.collect::<BTreeMap<String, u64>>()
+        };
+        let what = format!("outcome counters {by_counter:?}");
+        eventually(&what, outcomes, |found| *found == by_counter).await;
+
+        let total: u64 = expected.values().sum();
+        let mut logged = BTreeMap::<String, u64>::new();
+        for entry in self.access_log(total as usize).await {
+            *logged
+                .entry(entry["outcome"].as_str().unwrap_or("none").to_owned())
+                .or_default() += 1;
+        }
+        assert_eq!(logged, expected, "the access log differs from the counters");
     }
 
     /// The filter's counters and gauges, without the prefix that Envoy gives them.

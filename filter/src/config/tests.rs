@@ -76,9 +76,12 @@ fn unknown_fields_and_policies_are_named() {
     config["models"][0]["policy"] = json!("bands");
     let error = parse(&config).unwrap_err().to_string();
     assert!(
-        error.contains("unknown variant `bands`, expected one of `band`, `top1`"),
+        error.contains("models[0].policy: found unknown variant `bands`, expected one of `band`"),
         "{error}"
     );
+    let trailing = format!("{} x", minimal());
+    let error = Config::parse(trailing.as_bytes()).unwrap_err().to_string();
+    assert!(error.contains("trailing characters"), "{error}");
 }
 
 #[test]

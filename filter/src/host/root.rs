@@ -105,18 +105,22 @@ impl RootContext for Root {
     fn on_tick(&mut self) {
         let Some(plugin) = &self.plugin else { return };
         self.update_blobs(plugin);
-        let plugin = plugin.borrow();
-        let timing = plugin.config().timing;
-        vm::with(|vm| {
-            let now = now_ms();
-            vm.loads.tick(&EnvoyShared, now, timing);
-            vm.loads.refresh(&EnvoyShared, now, timing);
-            for cluster in &plugin.config().decode_clusters {
-                let in_flight = vm.loads.in_flight(cluster);
-                vm.metrics
-                    .set(&metrics::in_flight(cluster), u64::from(in_flight));
-            }
-        });
+        {
+            let plugin = plugin.borrow();
+            let timing = plugin.config().timing;
+            vm::with(|vm| {
+                let now = now_ms();
+                vm.loads.tick(&EnvoyShared, now, timing);
+                vm.loads.refresh(&EnvoyShared, now, timing);
+                for cluster in &plugin.config().decode_clusters {
+                    let in_flight = vm.loads.in_flight(cluster);
+                    vm.metrics
+                        .set(&metrics::in_flight(cluster), u64::from(in_flight));
+                }
+            });
+        }
+        // Last, for it leaves another context in effect.
+        stream::answer_starving();
     }
 
     fn on_queue_ready(&mut self, queue: u32) {

@@ -7,7 +7,7 @@ use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::{Action, BufferType, LogLevel, MapType, Status};
 
-use super::vm::{self, SharedPlugin, SharedRequest, Waiting};
+use super::vm::{self, SharedPlugin, SharedRequest, Starving, Waiting};
 use super::{EnvoyShared, headers, log, now_ms, now_ns, remove_header, set_header};
 use crate::headers::{self as names, is_private, is_steering};
 use crate::metrics;
@@ -82,6 +82,16 @@ impl Stream {
         }
     }
 
+    /// A body comes although the headers are held, so the plugin has the flag for that.
+    fn is_fed(&self) {
+        let Some(plugin) = &self.plugin else { return };
+        if !plugin.borrow().gets_bodies {
+            plugin.borrow_mut().gets_bodies = true;
+            let of_other = |starving: &Starving| !Rc::ptr_eq(&starving.waiting.plugin, plugin);
+            vm::with(|vm| vm.starving.retain(|_, starving| of_other(starving)));
+        }
+    }
+
     /// Counting ends here, exactly once per stream.
     fn end(&mut self) {
         if std::mem::replace(&mut self.ended, true) {
@@ -92,6 +102,7 @@ impl Stream {
         let outcome = self.request.borrow().outcome();
         vm::with(|vm| {
             vm.waiting.remove(&self.id);
+            vm.starving.remove(&self.id);
             if let Some(cluster) = self.counted.borrow_mut().take() {
                 vm.loads.end(&EnvoyShared, &cluster, now_ms(), timing);
             }
@@ -130,7 +141,16 @@ impl HttpContext for Stream {
         let next = self.request.borrow_mut().on_headers(all, end_of_stream);
         match next {
             OnHeaders::Bypass => Action::Continue,
-            OnHeaders::ReadBody => Action::Pause,
+            OnHeaders::ReadBody => {
+                if !plugin.borrow().gets_bodies {
+                    let starving = Starving {
+                        waiting: self.waiting(&plugin),
+                        received: received(),
+                    };
+                    vm::with(|vm| vm.starving.insert(self.id, starving));
+                }
+                Action::Pause
+            }
             OnHeaders::Reply(answer) => {
                 reply(&self.waiting(&plugin), &answer);
                 Action::Pause
@@ -143,6 +163,9 @@ impl HttpContext for Stream {
             let request = self.request.borrow();
             (request.reads_body(), request.prefills())
         };
+        if reads {
+            self.is_fed();
+        }
         match self.plugin.clone() {
             Some(plugin) if reads && end_of_stream => self.on_body_complete(&plugin, size),
             Some(_) if reads || prefills => Action::Pause,
@@ -153,6 +176,9 @@ impl HttpContext for Stream {
     fn on_http_request_trailers(&mut self, _: usize) -> Action {
         // With trailers the body never says that it ends.
         let reads = self.request.borrow().reads_body();
+        if reads {
+            self.is_fed();
+        }
         match self.plugin.clone() {
             Some(plugin) if reads => self.on_body_complete(&plugin, usize::MAX),
             _ => Action::Continue,
@@ -167,6 +193,9 @@ impl HttpContext for Stream {
         }
         let mut request = self.request.borrow_mut();
         request.on_response();
+        for (name, value) in request.take_not_text() {
+            let _ = hostcalls::add_map_value_bytes(MapType::HttpResponseHeaders, &name, &value);
+        }
         let debug = self
             .plugin
             .as_ref()
@@ -181,6 +210,32 @@ impl HttpContext for Stream {
     fn on_log(&mut self) {
         self.end();
     }
+}
+
+/// Answers the streams whose body has arrived in Envoy but never came here: without a flag in the plugin's
+/// configuration, holding the headers holds the body too, for ever.
+pub(super) fn answer_starving() {
+    let starving: Vec<(u32, Starving)> = vm::with(|vm| vm.starving.drain().collect());
+    for (id, stream) in starving {
+        if hostcalls::set_effective_context(id).is_err() {
+            continue; // gone
+        }
+        if received() <= stream.received {
+            vm::with(|vm| vm.starving.insert(id, stream)); // its client is slow
+            continue;
+        }
+        let what = "the gateway's wasm plugin lacks `allow_on_headers_stop_iteration: true` (Envoy 1.35 or later)";
+        log(LogLevel::Error, &format!("eldr: {what}"));
+        let answer = stream.waiting.request.borrow_mut().internal(what);
+        reply(&stream.waiting, &answer);
+    }
+}
+
+/// Bytes of the current stream's request that Envoy has received so far.
+fn received() -> u64 {
+    let size = hostcalls::get_property(vec!["request", "total_size"]);
+    let size = size.ok().flatten().and_then(|bytes| bytes.try_into().ok());
+    size.map(u64::from_le_bytes).unwrap_or_default()
 }
 
 /// The prefill leg has ended; the effective context is the stream's.
@@ -261,11 +316,7 @@ fn edit(cluster: &str, content_length: Option<usize>, head: Option<&Head>) -> Re
 }
 
 fn reply(waiting: &Waiting, answer: &Reply) {
-    let headers: Vec<(&str, &str)> = answer
-        .headers
-        .iter()
-        .filter_map(|(name, value)| Some((name.as_str(), std::str::from_utf8(value).ok()?)))
-        .collect();
+    let headers = waiting.request.borrow_mut().text_headers(answer);
     if hostcalls::send_http_response(answer.status, headers, Some(&answer.body)).is_err() {
         let outcome = waiting.request.borrow().outcome();
         log(

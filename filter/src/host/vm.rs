@@ -32,6 +32,13 @@ pub(super) struct Waiting {
     pub(super) counted: Rc<RefCell<Option<String>>>,
 }
 
+/// A stream of a plugin that has not shown yet that bodies come while headers are held.
+pub(super) struct Starving {
+    pub(super) waiting: Waiting,
+    /// Bytes that Envoy had of the request when its headers came.
+    pub(super) received: u64,
+}
+
 #[derive(Default)]
 pub(super) struct Vm {
     pub(super) loads: Loads,
@@ -39,6 +46,8 @@ pub(super) struct Vm {
     pub(super) scratch: Scratch,
     /// Streams that wait, by context id.
     pub(super) waiting: HashMap<u32, Waiting>,
+    /// Streams that wait for their body, while it is in doubt that one comes.
+    pub(super) starving: HashMap<u32, Starving>,
     /// Streams whose prefill leg is not yet dispatched.
     pub(super) to_dispatch: VecDeque<u32>,
     /// Stream of each call under way.
