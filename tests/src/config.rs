@@ -29,6 +29,8 @@ pub struct Listener<'a> {
     pub access_log: &'a Path,
     /// Leave out the plugin flag without which the filter cannot hold headers while it reads the body.
     pub without_stop_iteration: bool,
+    /// Longest body that Envoy holds, bytes.
+    pub buffer_limit: u32,
 }
 
 impl Listener<'_> {
@@ -59,7 +61,7 @@ impl Listener<'_> {
         json!({
             "name": LISTENER,
             "address": { "socket_address": { "address": "127.0.0.1", "port_value": 0 } },
-            "per_connection_buffer_limit_bytes": 64 << 20,
+            "per_connection_buffer_limit_bytes": self.buffer_limit,
             "filter_chains": [{ "filters": [{
                 "name": "envoy.filters.network.http_connection_manager",
                 "typed_config": {

@@ -46,6 +46,8 @@ pub struct Options {
     pub filter: Value,
     /// See [`Listener::without_stop_iteration`].
     pub without_stop_iteration: bool,
+    /// See [`Listener::buffer_limit`].
+    pub buffer_limit: u32,
     /// Listeners come from a file that [`Gateway::update`] replaces.
     pub lds: bool,
 }
@@ -57,6 +59,7 @@ impl Default for Options {
             threads: 1,
             filter: json!({}),
             without_stop_iteration: false,
+            buffer_limit: 64 << 20,
             lds: false,
         }
     }
@@ -247,6 +250,15 @@ impl Gateway {
                 .or_default() += 1;
         }
         assert_eq!(logged, expected, "the access log differs from the counters");
+        self.assert_no_trap();
+    }
+
+    /// The filter's VM has not trapped: a trap takes every stream of its thread along.
+    pub fn assert_no_trap(&self) {
+        let log = self.envoy.log_tail(usize::MAX);
+        for sign in ["panicked", "Wasm VM failed", "Function: proxy_"] {
+            assert!(!log.contains(sign), "the filter trapped: {log}");
+        }
     }
 
     /// The filter's counters and gauges, without the prefix that Envoy gives them.
@@ -285,6 +297,7 @@ fn listener(options: &Options, filter: &Value, dir: &Path) -> Value {
         filter,
         access_log: &dir.join(ACCESS_LOG),
         without_stop_iteration: options.without_stop_iteration,
+        buffer_limit: options.buffer_limit,
     };
     listener.render()
 }

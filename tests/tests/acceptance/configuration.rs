@@ -53,6 +53,7 @@ async fn a_bad_one_fails_validation_and_a_good_one_passes() {
             filter: &Options::filter(filter).filter_config(),
             access_log: "/dev/null".as_ref(),
             without_stop_iteration: false,
+            buffer_limit: 1 << 20,
         };
         let default = config::cluster("default", ([127, 0, 0, 1], 1).into());
         let bootstrap = config::bootstrap(&[default], &listener.render());

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 const WORKERS: usize = 5;
 const LAYERS: usize = 3;
 const EXPERTS: usize = 6;
-const STEPS: usize = 150;
+const STEPS: usize = 300;
 
 /// Deterministic policies with their parameters; each is a model of its own in one configuration.
 fn rules() -> Vec<(&'static str, Rule)> {

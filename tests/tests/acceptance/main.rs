@@ -9,5 +9,6 @@ mod fallbacks;
 mod hygiene;
 mod legs;
 mod reference;
+mod robustness;
 mod streaming;
 mod threads;
