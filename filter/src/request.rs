@@ -25,6 +25,9 @@ use crate::plugin::{ModelIndex, Plugin};
 /// Paths of requests that are routed.
 const PATHS: [&[u8]; 2] = [b"/v1/completions", b"/v1/chat/completions"];
 
+const NO_KV_PARAMS: &str =
+    "kv_transfer_params is set by the gateway and may not be sent by clients";
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     New,
@@ -199,29 +202,26 @@ impl Request {
 
     /// Takes the complete body.
     pub fn on_body(&mut self, plugin: &Plugin, bytes: &[u8]) -> OnBody {
+        if !self.generates {
+            // Where other engine paths take transfer params, they may be further inside.
+            return match body::has_key_anywhere(bytes, nixl::KV_PARAMS) {
+                Ok(false) => {
+                    self.state = State::Bypassed;
+                    OnBody::Bypass
+                }
+                Ok(true) => OnBody::Reply(self.refuse(400, NO_KV_PARAMS)),
+                Err(error) => OnBody::Reply(self.refuse(400, &not_json(&error))),
+            };
+        }
         // Not for the engine to judge: its parser takes more than JSON (NaN, UTF-16, lone surrogates), and a body that
         // we cannot read could carry the fields that a client may not send.
-        match body::has_key_anywhere(bytes, nixl::KV_PARAMS) {
-            Ok(false) => {}
-            Ok(true) => {
-                let message =
-                    "kv_transfer_params is set by the gateway and may not be sent by clients";
-                return OnBody::Reply(self.refuse(400, message));
-            }
-            Err(error) => {
-                return OnBody::Reply(self.refuse(400, &format!("the body is not JSON: {error}")));
-            }
-        }
-        if !self.generates {
-            self.state = State::Bypassed;
-            return OnBody::Bypass;
-        }
         let object = match Object::parse(bytes) {
             Ok(object) => object,
-            Err(error) => {
-                return OnBody::Reply(self.refuse(400, &format!("the body is {error}")));
-            }
+            Err(error) => return OnBody::Reply(self.refuse(400, &not_json(&error))),
         };
+        if object.has(nixl::KV_PARAMS) {
+            return OnBody::Reply(self.refuse(400, NO_KV_PARAMS));
+        }
         let model = object.get("model").and_then(body::string);
         self.model = plugin.model(model.as_deref());
         if is_batch(&object) {
@@ -379,6 +379,10 @@ impl Request {
             bytes,
         }
     }
+}
+
+fn not_json(error: &dyn std::error::Error) -> String {
+    format!("the body cannot be read: {error}")
 }
 
 /// Whether an engine would take the path for one of ours: without its query and after percent-decoding.

@@ -7,7 +7,7 @@ use eldr_tests::{Gateway, Options};
 async fn other_requests_reach_the_default_upstream_as_they_are() {
     let gateway = Gateway::start(Options::default()).await;
     let mut connection = gateway.connect().await;
-    let body = r#"{"input":"x","kv_transfer_params":{}}"#;
+    let body = r#"{"input":"a word such as kv_transfer_params","seed":12345678901234567890123}"#;
     let requests = [
         get("/v1/models"),
         get("/v1/completions"),
@@ -26,6 +26,26 @@ async fn other_requests_reach_the_default_upstream_as_they_are() {
     assert!(gateway.prefill.received().is_empty());
     assert_eq!(gateway.default.received()[3].text(), body);
     gateway.expect_outcomes(&[("bypassed", count as u64)]).await;
+}
+
+#[tokio::test]
+async fn transfer_params_are_refused_on_other_paths_too_wherever_they_are() {
+    let gateway = Gateway::start(Options::default()).await;
+    let bodies = [
+        r#"{"input":"x","kv_transfer_params":{}}"#,
+        r#"{"sampling_params":{"extra_args":{"kv\u005ftransfer_params":{}}}}"#,
+    ];
+    for path in [
+        "/v1/responses",
+        "/inference/v1/generate",
+        "/v1/completions/",
+    ] {
+        for body in bodies {
+            assert_eq!(gateway.post(path, body).await.status, 400, "{path} {body}");
+        }
+    }
+    assert!(gateway.default.received().is_empty());
+    gateway.expect_outcomes(&[("refused", 6)]).await;
 }
 
 #[tokio::test]
