@@ -61,7 +61,7 @@ impl Settings {
         );
         ensure!(
             self.rate_per_s > 0.0 && self.rate_per_s <= 10_000.0,
-            "{} requests per second\nhint: choose a rate above 0 and up to 10000; 9 per worker makes batches of ten",
+            "{} requests per second\nhint: choose a rate above 0 and up to 10000; 8.5 per worker make batches of ten",
             self.rate_per_s,
         );
         Ok(())

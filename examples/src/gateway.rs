@@ -1,7 +1,7 @@
 //! Envoy's configuration for prefill/decode routing, rendered from the few things that differ.
 //!
-//! It is JSON, which Envoy reads as it reads YAML. Everything that breaks LLM traffic by default is
-//! set here, with the reason beside it; the reference configuration for people says the same.
+//! It is JSON, which Envoy reads as it reads YAML. The reference configuration for people,
+//! `envoy/envoy.yaml`, says the same and gives the reason for each setting; a test holds the two together.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,14 @@ pub const LISTENER: &str = "gateway";
 /// Request header in which the filter names the decode cluster.
 pub const DECODE_CLUSTER_HEADER: &str = "x-eldr-decode-cluster";
 
-/// Prompts and answers beyond Envoy's 1 MiB, bytes.
-const BUFFER_BYTES: u32 = 64 << 20;
-/// A signature header of 1 MiB and the headers beside it, KiB.
-const HEADERS_KB: u32 = 1_100;
+/// Prompts beyond Envoy's 1 MiB, bytes.
+const BUFFER_BYTES: u32 = 32 << 20;
+/// A signature header and the headers beside it, KiB.
+const HEADERS_KB: u32 = 96;
 /// No limit that a queue of requests could run into.
-const CONCURRENT_MAX: u32 = 1_000_000;
+const CONCURRENT_MAX: u32 = 100_000;
+/// Load balancing over all decode workers, for what the filter does not route.
+const ANY_DECODE: &str = "decode-any";
 
 /// A gateway before prefill and decode workers.
 #[derive(Clone, Debug)]
@@ -49,7 +51,7 @@ impl Gateway {
     pub fn bootstrap(&self) -> String {
         let mut clusters = vec![
             cluster("prefill", "ROUND_ROBIN", &self.prefill),
-            cluster("decode-default", "LEAST_REQUEST", &self.decode),
+            cluster(ANY_DECODE, "LEAST_REQUEST", &self.decode),
         ];
         clusters.extend(
             self.decode.iter().enumerate().map(|(index, &address)| {
@@ -60,7 +62,6 @@ impl Gateway {
             "admin": {"address": address(SocketAddr::from(([127, 0, 0, 1], 0)))},
             "static_resources": {"listeners": [self.listener()], "clusters": clusters},
             "stats_config": stats_config(),
-            // Whoever asks for statistics gets those of now.
             "stats_flush_on_admin": true,
         })
         .to_string()
@@ -85,12 +86,8 @@ impl Gateway {
             "@type": TYPE,
             "stat_prefix": LISTENER,
             "max_request_headers_kb": HEADERS_KB,
-            // Both legs of a request carry the id that the client or Envoy gave it, as it is.
             "preserve_external_request_id": true,
-            "request_id_extension": {"typed_config": {
-                "@type": "type.googleapis.com/envoy.extensions.request_id.uuid.v3.UuidRequestIdConfig",
-                "pack_trace_reason": false,
-            }},
+            "stream_idle_timeout": "600s",
             "http_filters": [
                 {"name": "eldr", "typed_config": self.wasm()},
                 {"name": "envoy.filters.http.router", "typed_config": {
@@ -122,9 +119,7 @@ impl Gateway {
                     "@type": "type.googleapis.com/google.protobuf.StringValue",
                     "value": self.filter.to_string(),
                 },
-                // Without it a filter that crashed once fails every request that follows.
                 "failure_policy": "FAIL_RELOAD",
-                // Without it headers on hold would hold the body back too.
                 "allow_on_headers_stop_iteration": true,
             },
         })
@@ -133,25 +128,20 @@ impl Gateway {
 
 /// A decision in the header goes to the cluster it names; what the filter let pass, to any decode worker.
 fn routes() -> Value {
-    let action = |cluster: (&str, &str)| {
-        let (key, name) = cluster;
-        json!({
-            key: name,
-            // The default of 15 s cuts streams.
-            "timeout": "0s",
-            // Only while no byte of the request has reached a worker.
-            "retry_policy": {"retry_on": "connect-failure", "num_retries": 1},
-        })
-    };
     json!([
         {
             "match": {
                 "prefix": "/",
                 "headers": [{"name": DECODE_CLUSTER_HEADER, "present_match": true}],
             },
-            "route": action(("cluster_header", DECODE_CLUSTER_HEADER)),
+            "route": {
+                "cluster_header": DECODE_CLUSTER_HEADER,
+                "timeout": "0s",
+                "retry_policy": {"retry_on": "connect-failure", "num_retries": 1},
+            },
+            "request_headers_to_remove": [DECODE_CLUSTER_HEADER],
         },
-        {"match": {"prefix": "/"}, "route": action(("cluster", "decode-default"))},
+        {"match": {"prefix": "/"}, "route": {"cluster": ANY_DECODE, "timeout": "0s"}},
     ])
 }
 
@@ -168,7 +158,6 @@ fn cluster(name: &str, policy: &str, workers: &[SocketAddr]) -> Value {
         "lb_policy": policy,
         "per_connection_buffer_limit_bytes": BUFFER_BYTES,
         "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]},
-        // The defaults of 1,024 refuse requests that would only have to wait.
         "circuit_breakers": {"thresholds": [{
             "max_connections": CONCURRENT_MAX,
             "max_pending_requests": CONCURRENT_MAX,
@@ -176,7 +165,6 @@ fn cluster(name: &str, policy: &str, workers: &[SocketAddr]) -> Value {
         }]},
         "typed_extension_protocol_options": {OPTIONS: {
             "@type": format!("type.googleapis.com/{OPTIONS}"),
-            // The signature comes in a response header.
             "common_http_protocol_options": {"max_response_headers_kb": HEADERS_KB},
             "explicit_http_config": {"http_protocol_options": {}},
         }},
@@ -212,25 +200,25 @@ fn access_log(path: &Path) -> Value {
 fn stats_config() -> Value {
     json!({
         "stats_tags": [
-            {"tag_name": "eldr.outcome", "regex": r"^wasmcustom\.eldr\.outcome(\.(\w+))$"},
-            {"tag_name": "eldr.reason", "regex": r"^wasmcustom\.eldr\.reason(\.(\w+))$"},
+            {"tag_name": "eldr_outcome", "regex": r"^wasmcustom\.eldr\.outcome(\.([a-z0-9_]+))$"},
+            {"tag_name": "eldr_reason", "regex": r"^wasmcustom\.eldr\.reason(\.([a-z0-9_]+))$"},
             {
-                "tag_name": "eldr.worker",
+                "tag_name": "eldr_worker",
                 "regex": r"^wasmcustom\.eldr\.worker(\.(.+))\.(?:routed|in_flight)$",
             },
         ],
         "histogram_bucket_settings": [
             {
-                "match": {"prefix": "wasmcustom.eldr.decision_ns"},
-                "buckets": [5e3, 1e4, 2e4, 3e4, 5e4, 7.5e4, 1e5, 2e5, 5e5, 1e6, 1e7],
+                "match": {"suffix": "eldr.decision_ns"},
+                "buckets": [2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000, 1000000],
             },
             {
-                "match": {"prefix": "wasmcustom.eldr.similarity_permille"},
+                "match": {"suffix": "eldr.similarity_permille"},
                 "buckets": [100, 200, 300, 400, 500, 600, 700, 800, 900, 950, 1000],
             },
             {
-                "match": {"prefix": "wasmcustom.eldr.prefill_ms"},
-                "buckets": [5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 3e4],
+                "match": {"suffix": "eldr.prefill_ms"},
+                "buckets": [5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 30000],
             },
         ],
     })
@@ -267,7 +255,7 @@ mod tests {
             .collect();
         let expected = [
             ("prefill", 2),
-            ("decode-default", 3),
+            (ANY_DECODE, 3),
             ("decode-0", 1),
             ("decode-1", 1),
             ("decode-2", 1),
@@ -285,5 +273,69 @@ mod tests {
             serde_json::from_str(filter["configuration"]["value"].as_str().unwrap()).unwrap();
         assert_eq!(given, gateway.filter);
         assert_eq!(filter["vm_config"]["vm_id"], "test");
+    }
+
+    /// `key: value` for everything in `config` that does not differ from gateway to gateway.
+    fn settings(config: &Value, found: &mut Vec<String>) {
+        const DIFFER: [&str; 11] = [
+            "name",
+            "stat_prefix",
+            "filename",
+            "path",
+            "port_value",
+            "address",
+            "value",
+            "vm_id",
+            "cluster",
+            "cluster_name",
+            "root_id",
+        ];
+        match config {
+            Value::Object(object) => {
+                for (key, value) in object
+                    .iter()
+                    .filter(|(key, _)| !DIFFER.contains(&key.as_str()))
+                {
+                    match value {
+                        Value::Object(_) => found.push(format!("{key}:")),
+                        Value::Array(items) if items.iter().all(Value::is_number) => {
+                            found.push(format!("{key}: {value}"));
+                        }
+                        Value::Array(_) => found.push(format!("{key}:")),
+                        Value::String(text) => found.push(format!("{key}: {text}")),
+                        value => found.push(format!("{key}: {value}")),
+                    }
+                    settings(value, found);
+                }
+            }
+            Value::Array(items) => items.iter().for_each(|item| settings(item, found)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn the_reference_configuration_says_the_same() {
+        let squeeze = |text: &str| text.replace([' ', '"', '\''], "");
+        let path = crate::setup::workspace_root().join("envoy/envoy.yaml");
+        let reference = squeeze(&std::fs::read_to_string(path).unwrap());
+        let gateway = Gateway {
+            access_log: None,
+            ..gateway()
+        };
+        let config: Value = serde_json::from_str(&gateway.bootstrap()).unwrap();
+        let mut rendered = Vec::new();
+        settings(&config, &mut rendered);
+        // Workers here have addresses, there names; nobody has to choose a policy among single workers.
+        let ours = [
+            "type: STATIC",
+            "lb_policy: ROUND_ROBIN",
+            "lb_policy: LEAST_REQUEST",
+        ];
+        let missing: Vec<_> = rendered
+            .iter()
+            .filter(|setting| !ours.contains(&setting.as_str()))
+            .filter(|setting| !reference.contains(&squeeze(setting)))
+            .collect();
+        assert!(missing.is_empty(), "not in envoy/envoy.yaml: {missing:?}");
     }
 }

@@ -149,7 +149,7 @@ impl Counters {
         for (bucket, &count) in self.lateness.iter().enumerate() {
             seen += u64::from(count);
             if seen >= rank.max(1) {
-                return bucket as f64 * BUCKET.as_secs_f64() * 1e3;
+                return (bucket as u128 * BUCKET.as_micros()) as f64 / 1e3;
             }
         }
         0.0
