@@ -5,4 +5,5 @@ pub mod envoy;
 pub mod gateway;
 pub mod load;
 pub mod mock;
+pub mod records;
 pub mod setup;

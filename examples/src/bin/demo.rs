@@ -46,12 +46,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    // The alias ends in `--`, so that `cargo demo --quick` works; `cargo demo -- --quick` brings a second one.
-    let mut args: Vec<_> = std::env::args_os().collect();
-    if args.get(1).is_some_and(|first| first == "--") {
-        args.remove(1);
-    }
-    match run(&Args::parse_from(args)) {
+    match run(&Args::parse()) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -74,11 +69,15 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let data = workspace_root().join("examples/data/small-moe");
     let workloads = WORKLOADS
         .map(|name| {
+            let workload = Workload::load(name, &data, settings.workers, settings.seed)?;
+            let fit = &workload.fitted.blob.fit;
             eprintln!(
-                "calibrating {} workers on the {name} workload",
-                settings.workers
+                "calibrated {} regions on {} requests of the {name} workload; rank correlation of prefill with decode: {}",
+                settings.workers,
+                fit.requests,
+                fit.rho.map_or("unknown".into(), |rho| format!("{rho:.2}")),
             );
-            Workload::load(name, &data, settings.workers, settings.seed)
+            anyhow::Ok(workload)
         })
         .into_iter()
         .collect::<anyhow::Result<Vec<_>>>()?;
@@ -149,9 +148,9 @@ fn show(
         println!("The same figures are in {}.", path.display());
     }
     println!(
-        "Step times assume a model (see eldr_core::engine::StepModel); the experts are those of a real one.\n\
-         Next: README.md says how to put the filter into your own Envoy, ARCHITECTURE.md follows a request \
-         through it.{}",
+        "The experts are those of a real model; how long a step takes with them is modelled after Qwen3-30B-A3B \
+         (core/src/engine/model.rs).\n\
+         Next: README.md, section \"Put it into your own Envoy\"; ARCHITECTURE.md, \"Life of a request\".{}",
         if args.keep {
             ""
         } else {

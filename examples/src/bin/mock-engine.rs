@@ -7,10 +7,10 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::{Parser, ValueEnum};
 use comfy_table::Table;
-use eldr_calibrator::trace;
 use eldr_core::Geometry;
 use eldr_core::engine::StepModel;
 use eldr_examples::mock::{Catalog, MockConfig, MockEngine, WorkerReport};
+use eldr_examples::records;
 use serde_json::json;
 
 /// Prefill and decode workers that speak vLLM's protocol and keep a real model's time, without GPUs.
@@ -128,9 +128,7 @@ fn catalog(args: &Args) -> anyhow::Result<Catalog> {
     }
     let mut records = Vec::new();
     for path in &args.traces {
-        for record in trace::read(path)? {
-            records.push(record?);
-        }
+        records.append(&mut records::read(path)?);
     }
     Catalog::from_records(&records)
 }

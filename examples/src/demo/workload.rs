@@ -3,17 +3,16 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Context;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use eldr_calibrator::fit::{Fitted, Options, fit};
 use eldr_calibrator::requests::Requests;
-use eldr_calibrator::trace::{self, Record};
 
 use super::MODEL;
 use crate::gateway::decode_cluster;
 use crate::load::LoadRequest;
 use crate::mock::Catalog;
+use crate::records::{self, with_hint};
 
 /// The workloads that the repository ships traces of.
 pub const WORKLOADS: [&str; 2] = ["task", "language"];
@@ -45,7 +44,7 @@ impl Workload {
         seed: u64,
     ) -> anyhow::Result<Self> {
         let calibration = data.join(format!("{name}_calibration.jsonl.gz"));
-        let requests = Requests::read(&[&calibration], || ()).map_err(with_hint)?;
+        let requests = Requests::read(&[&calibration], || ()).map_err(|error| with_hint(&error))?;
         let options = Options {
             workers: (0..workers).map(decode_cluster).collect(),
             model: MODEL.into(),
@@ -53,15 +52,12 @@ impl Workload {
             seed,
             revision: 1,
         };
-        let fitted = fit(&requests, &options, |_| ()).map_err(with_hint)?;
+        let fitted = fit(&requests, &options, |_| ()).map_err(|error| with_hint(&error))?;
         let blob = STANDARD.encode(fitted.blob.to_bytes()?);
 
         let evaluation = data.join(format!("{name}_evaluation.jsonl.gz"));
-        let records = trace::read(&evaluation)
-            .and_then(|reader| reader.collect::<Result<Vec<Record>, _>>())
-            .map_err(|error| with_hint(error.into()))?;
-        let catalog = Catalog::from_records(&records)
-            .with_context(|| format!("the trace {}", evaluation.display()))?;
+        let records = records::read(evaluation)?;
+        let catalog = Catalog::from_records(&records)?;
         Ok(Workload {
             name,
             catalog: Arc::new(catalog),
@@ -70,8 +66,4 @@ impl Workload {
             fitted,
         })
     }
-}
-
-fn with_hint(error: eldr_calibrator::Error) -> anyhow::Error {
-    anyhow::anyhow!("{error}\nhint: {}", error.hint())
 }

@@ -11,6 +11,8 @@ use eldr_core::{Geometry, Signature};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use crate::records::with_hint;
+
 /// Patterns that requests unknown to the trace share.
 const STRANGERS: u64 = 32;
 /// Tokens after which such a pattern starts over.
@@ -21,7 +23,7 @@ const DECODE_TOKENS_DEFAULT: u32 = 128;
 /// How to behave for each request id: what prefill says and which experts every decode step uses.
 ///
 /// A request that the trace does not know is served all the same: without a signature, with expert
-/// ids drawn at random from a fixed seed by its id, `DECODE_TOKENS_DEFAULT` tokens long.
+/// ids drawn at random from a fixed seed by its id, 128 tokens long.
 #[derive(Debug)]
 pub struct Catalog {
     geometry: Geometry,
@@ -67,7 +69,7 @@ impl Catalog {
         let mut catalog: Option<Catalog> = None;
         let mut pending = Vec::new();
         for record in records {
-            let topk = record.topk()?;
+            let topk = record.topk().map_err(|error| with_hint(&error.into()))?;
             if catalog.is_none()
                 && let Some((geometry, k)) = shape(record, topk.as_ref())?
             {
@@ -154,7 +156,10 @@ fn shape(record: &Record, topk: Option<&TopK>) -> anyhow::Result<Option<(Geometr
     if let Some(topk) = topk {
         return Ok(Some((topk.geometry(), topk.k())));
     }
-    let Some(signature) = record.prefill_signature()? else {
+    let Some(signature) = record
+        .prefill_signature()
+        .map_err(|error| with_hint(&error.into()))?
+    else {
         return Ok(None);
     };
     let geometry = signature.geometry();
