@@ -61,7 +61,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         prefill_workers: PREFILL_WORKERS,
         rate_per_s: args.rate.unwrap_or(RATE_PER_WORKER * args.workers as f64),
         warm_up: Duration::from_millis(1_500),
-        measured: Duration::from_secs(if args.quick { 5 } else { 20 }),
+        measured: Duration::from_secs(if args.quick { 5 } else { 18 }),
         seed: args.seed,
     };
     settings.check()?;
@@ -154,7 +154,7 @@ fn show(
         if args.keep {
             ""
         } else {
-            "\n      cargo demo -- --quick --keep   leaves it running for curl"
+            "\nTry it yourself: `cargo demo -- --quick --keep` leaves it running for curl."
         },
     );
     Ok(())
