@@ -10,6 +10,7 @@ pub mod inspect;
 pub mod kmeans;
 pub mod layers;
 pub mod npz;
+pub mod output;
 pub mod rank;
 pub mod requests;
 pub mod trace;

@@ -246,16 +246,27 @@ fn failures_name_place_and_next_step() {
 #[test]
 fn a_blob_that_cannot_be_written_is_a_failure() {
     let bench = Bench::new();
-    let fit = bench
-        .write("t.jsonl", &trace(true))
-        .eldr("fit t.jsonl -o no/b --workers a,b");
-    assert_eq!(fit.code, 1);
-    assert!(
-        fit.stderr
-            .starts_with("error: no/b: writing the blob failed"),
-        "{}",
-        fit.stderr
+    bench.write("t.jsonl", &trace(true));
+    // Told before the trace is read: a long fit would be lost otherwise.
+    bench.eldr("fit none.jsonl -o no/b --workers a,b").failed(
+        "error: no/b: creating the blob failed: No such file or directory (os error 2)\n\
+         hint: check that the folder exists and may be written to\n",
     );
+    #[cfg(target_os = "linux")]
+    bench.eldr("fit t.jsonl -o /dev/full --workers a,b").failed(
+        "error: /dev/full: writing the blob failed: No space left on device (os error 28)\n\
+         hint: check the free space of the disk\n",
+    );
+}
+
+#[test]
+fn a_failure_leaves_the_output_as_it_was() {
+    let bench = Bench::new();
+    bench.write("t.jsonl", "no trace").write("b.eldr", "before");
+    assert_eq!(bench.eldr(FIT).code, 1);
+    assert_eq!(bench.blob("b.eldr"), b"before");
+    let files = std::fs::read_dir(bench.dir.path()).unwrap();
+    assert_eq!(files.count(), 2, "no temporary file is left behind");
 }
 
 #[test]

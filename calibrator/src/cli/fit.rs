@@ -1,6 +1,7 @@
 //! `eldr fit`.
 
 use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -12,6 +13,7 @@ use crate::fit::{self, DECODE_REQUESTS_MIN, Fitted, Options, Progress};
 use crate::inspect::Summary;
 use crate::kmeans::ROUNDS_MAX;
 use crate::layers::Selection;
+use crate::output::OutputFile;
 use crate::requests::Requests;
 
 #[derive(Debug, Args)]
@@ -97,21 +99,21 @@ impl FitArgs {
     }
 
     pub(super) fn run(&self) -> Result<String, Error> {
+        // First, so that a folder that is missing is told before the work and not after it.
+        let mut output = OutputFile::create(&self.output).map_err(|error| {
+            let hint = "check that the folder exists and may be written to";
+            self.failed("creating", &error, hint)
+        })?;
         let requests = self.read()?;
         let fitted = self.fit(&requests)?;
         let bytes = fitted
             .blob
             .to_bytes()
             .map_err(|error| Error::in_file(&self.output, &error))?;
-        std::fs::write(&self.output, &bytes).map_err(|error| {
-            Error::new(
-                format!(
-                    "{}: writing the blob failed: {error}",
-                    self.output.display()
-                ),
-                "check that the folder exists and may be written to",
-            )
-        })?;
+        output
+            .write_all(&bytes)
+            .and_then(|()| output.commit())
+            .map_err(|error| self.failed("writing", &error, "check the free space of the disk"))?;
         let summary = Summary::from(&fitted.blob);
         notes(&requests, &fitted, &summary);
         let mean_distance = fitted.total_distance / requests.len() as f64;
@@ -141,6 +143,11 @@ impl FitArgs {
                 summary.text(),
             ))
         }
+    }
+
+    fn failed(&self, doing: &str, error: &std::io::Error, hint: &str) -> Error {
+        let file = self.output.display();
+        Error::new(format!("{file}: {doing} the blob failed: {error}"), hint)
     }
 
     fn read(&self) -> Result<Requests, Error> {

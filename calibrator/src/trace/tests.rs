@@ -1,33 +1,19 @@
 use std::io::{BufReader, Cursor, Write as _};
-use std::sync::{Arc, Mutex};
 
 use eldr_core::signature::{Encoding, Geometry, Signature};
 use proptest::prelude::*;
 
 use super::*;
 
-/// A writer whose bytes can be read after a [`Writer`] took it.
-#[derive(Clone, Default)]
-struct Shared(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Shared {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 fn write(records: &[Record], gzip: bool) -> Vec<u8> {
-    let bytes = Shared::default();
-    let mut writer = Writer::new("out", bytes.clone(), gzip);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(if gzip { "t.jsonl.gz" } else { "t.jsonl" });
+    let mut writer = Writer::create(&path).unwrap();
     for record in records {
         writer.write(record).unwrap();
     }
     writer.finish().unwrap();
-    let bytes = bytes.0.lock().unwrap();
-    bytes.clone()
+    std::fs::read(path).unwrap()
 }
 
 fn reader(bytes: &[u8]) -> Reader {
