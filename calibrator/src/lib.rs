@@ -2,6 +2,7 @@
 //! blobs from them and inspects blobs.
 
 pub mod assign;
+pub mod blob_file;
 pub mod cli;
 pub mod convert;
 pub mod error;
