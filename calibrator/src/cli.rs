@@ -5,6 +5,7 @@
 mod convert;
 mod fit;
 mod inspect;
+mod serve;
 
 use std::io::Write as _;
 use std::path::Path;
@@ -17,12 +18,15 @@ use serde::Serialize;
 use crate::blob_file;
 use crate::error::Error;
 
-/// Calibrates expert-locality routing: fits centroid blobs to traces, inspects and converts
+/// Calibrates expert-locality routing: fits centroid blobs to traces, inspects and serves them
 #[derive(Debug, Parser)]
 #[command(name = "eldr", version, max_term_width = 100)]
-#[command(after_help = "From the gateway's access log to a blob:
+#[command(
+    after_help = "From the gateway's access log to a blob that all gateways get:
   eldr fit access.log -o task.eldr --workers decode-0,decode-1
-  eldr inspect task.eldr")]
+  eldr inspect task.eldr
+  eldr serve --blob task.eldr"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -34,6 +38,8 @@ enum Command {
     Fit(fit::FitArgs),
     /// Verifies a centroid blob and shows what it says
     Inspect(inspect::InspectArgs),
+    /// Serves centroid blobs to gateways over HTTP and reloads them when they change
+    Serve(serve::ServeArgs),
     /// Turns recordings of other formats into traces
     #[command(subcommand)]
     Convert(convert::Convert),
@@ -47,6 +53,10 @@ pub fn run() -> ExitCode {
             Err(problem) => usage("fit", problem),
         },
         Command::Inspect(inspect) => inspect.run(),
+        Command::Serve(serve) => match serve.check() {
+            Ok(()) => serve.run(),
+            Err(problem) => usage("serve", problem),
+        },
         Command::Convert(convert) => convert.run(),
     };
     match done.and_then(|text| print(&text)) {

@@ -14,6 +14,7 @@ pub mod npz;
 pub mod output;
 pub mod rank;
 pub mod requests;
+pub mod serve;
 pub mod trace;
 
 pub use error::Error;

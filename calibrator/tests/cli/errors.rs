@@ -2,6 +2,7 @@
 //! in `snapshots/`, to be read there as a person reads them.
 
 use std::io::Write as _;
+use std::net::TcpListener;
 use std::path::Path;
 
 use flate2::{Compression, write::GzEncoder};
@@ -154,6 +155,24 @@ fn recordings_that_cannot_be_converted() {
 }
 
 #[test]
+fn servers_that_cannot_start() {
+    let bench = Bench::new();
+    bench.write("t.jsonl", trace(true)).eldr(FIT).succeeded();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let text = transcript(
+        &bench,
+        &[
+            "serve --blob none",
+            "serve --blob b.eldr --blob bad=t.jsonl",
+            &format!("serve --blob b.eldr --listen {address}"),
+        ],
+    );
+    let told = text.replace(&address, "127.0.0.1:PORT");
+    assert_snapshot!(told);
+}
+
+#[test]
 fn wrong_usage() {
     let told = transcript(
         &Bench::new(),
@@ -167,6 +186,11 @@ fn wrong_usage() {
             "fit t.jsonl -o b.eldr --workers a --revision -1",
             "inspect",
             "convert small-moe r.npz",
+            "serve",
+            "serve --blob a --blob b",
+            "serve --blob x=a --blob x=b",
+            "serve --blob a --listen localhost:80",
+            "serve --blob a --poll-ms 0",
         ],
     );
     assert_snapshot!(told);

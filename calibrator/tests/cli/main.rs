@@ -5,3 +5,4 @@
 mod bench;
 mod commands;
 mod errors;
+mod serve;
