@@ -5,19 +5,28 @@
 mod convert;
 mod fit;
 mod inspect;
+mod serve;
 
 use std::io::Write as _;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use serde::Serialize;
 
+use crate::blob_file;
 use crate::error::Error;
 
-/// Calibrates expert-locality routing: fits centroid blobs from traces, inspects and converts
+/// Calibrates expert-locality routing: fits centroid blobs to traces, inspects and serves them
 #[derive(Debug, Parser)]
 #[command(name = "eldr", version, max_term_width = 100)]
+#[command(
+    after_help = "From the gateway's access log to a blob that all gateways get:
+  eldr fit access.log -o task.eldr --workers decode-0,decode-1
+  eldr inspect task.eldr
+  eldr serve --blob task.eldr"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -29,6 +38,8 @@ enum Command {
     Fit(fit::FitArgs),
     /// Verifies a centroid blob and shows what it says
     Inspect(inspect::InspectArgs),
+    /// Serves centroid blobs to gateways over HTTP and reloads them when they change
+    Serve(serve::ServeArgs),
     /// Turns recordings of other formats into traces
     #[command(subcommand)]
     Convert(convert::Convert),
@@ -42,6 +53,10 @@ pub fn run() -> ExitCode {
             Err(problem) => usage("fit", problem),
         },
         Command::Inspect(inspect) => inspect.run(),
+        Command::Serve(serve) => match serve.check() {
+            Ok(()) => serve.run(),
+            Err(problem) => usage("serve", problem),
+        },
         Command::Convert(convert) => convert.run(),
     };
     match done.and_then(|text| print(&text)) {
@@ -76,6 +91,33 @@ fn usage(subcommand: &str, problem: String) -> ! {
         .find_subcommand_mut(subcommand)
         .expect("the name of a subcommand");
     command.error(ErrorKind::ValueValidation, problem).exit()
+}
+
+/// The file of a blob, as `fit` and `inspect` show it.
+#[derive(Serialize)]
+struct BlobFacts {
+    blob: String,
+    bytes: usize,
+    sha256: String,
+}
+
+impl BlobFacts {
+    fn new(path: &Path, bytes: &[u8]) -> Self {
+        BlobFacts {
+            blob: path.display().to_string(),
+            bytes: bytes.len(),
+            sha256: blob_file::sha256(bytes),
+        }
+    }
+
+    fn text(&self) -> String {
+        let BlobFacts {
+            blob,
+            bytes,
+            sha256,
+        } = self;
+        format!("blob     {blob}, {bytes} bytes\nsha256   {sha256}\n")
+    }
 }
 
 fn to_json(value: &impl Serialize) -> String {

@@ -8,7 +8,7 @@ use crate::trace::TraceError;
 
 /// A failure told to a person: the text says what was wrong, where, which value and what was
 /// allowed; the hint says what to do next.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
 pub struct Error {
     what: String,

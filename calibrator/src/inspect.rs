@@ -110,15 +110,20 @@ impl Summary {
         let layers: Vec<String> = self.layers.iter().map(u16::to_string).collect();
         let rho = self
             .rho
-            .map_or("no decode counts".into(), |rho| format!("rho {rho:.3}"));
+            .map_or("unknown: the traces had no decode counts".into(), |rho| {
+                format!("{rho:.3}, rank correlation of signature and decode distances")
+            });
         let zero = 100.0 * self.zero_weights as f64 / self.dimension as f64;
         format!(
             "model    {}, revision {}\n\
              layers   {} of {}: {}\n\
              vector   {} layers × {} experts, {zero:.1} % of the weights are zero\n\
              band     tau {}\n\
-             fit      {} requests, seed {}, {rho}\n\n\
-             {}\n",
+             fit      {} requests, seed {}\n\
+             rho      {rho}\n\n\
+             {}\n\
+             min to p95: similarity of a region's own requests to its centroid\n\
+             nearest: the other region that is most similar\n",
             self.model,
             self.revision,
             self.layers.len(),
@@ -204,7 +209,10 @@ mod tests {
         assert_eq!(nearest[0].similarity, 0.6);
         let text = summary.text();
         assert!(text.contains("50.0 % of the weights are zero"), "{text}");
-        assert!(text.contains("no decode counts"), "{text}");
+        assert!(
+            text.contains("rho      unknown: the traces had no decode counts\n"),
+            "{text}"
+        );
         assert_eq!(
             text.matches("none").count(),
             4,

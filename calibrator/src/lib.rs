@@ -2,6 +2,7 @@
 //! blobs from them and inspects blobs.
 
 pub mod assign;
+pub mod blob_file;
 pub mod cli;
 pub mod convert;
 pub mod error;
@@ -10,8 +11,10 @@ pub mod inspect;
 pub mod kmeans;
 pub mod layers;
 pub mod npz;
+pub mod output;
 pub mod rank;
 pub mod requests;
+pub mod serve;
 pub mod trace;
 
 pub use error::Error;

@@ -7,8 +7,11 @@
 //! ```
 //!
 //! Only `id` is required. `prefill` and `decode` are values of the `x-eldr-signature` header, byte
-//! for byte, and keys that the format does not know are skipped, so an access log that captures the
-//! header is a trace already. `null` means absent.
+//! for byte, and keys that the format does not know are skipped, so an access log of Envoy that
+//! captures the header is a trace already. Therefore `null` and `"-"`, which Envoy logs where it has
+//! no value, mean absent; a number may be quoted, as Envoy quotes what it takes from headers and
+//! filter state; and a line that says nothing of a request's experts needs no id, as the request may
+//! have ended before it had one.
 //!
 //! `decode_topk` is described at [`TopK`]. Reading streams: one line is in memory at a time, and a
 //! line may have at most [`LINE_BYTES_MAX`] bytes.
@@ -32,7 +35,8 @@ pub use writer::Writer;
 /// One request of a trace.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Record {
-    /// Identifies the request; the only required key.
+    /// Identifies the request; the only required key. Empty at most where neither `prefill` nor
+    /// `decode` nor `decode_topk` is there.
     pub id: String,
     /// What kind of request it was, where someone knows (a domain, a tenant); never used to fit.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -187,8 +191,10 @@ impl Record {
             ..Record::default()
         };
         let raw: Raw = serde_json::from_str(line).map_err(|error| {
+            // The parser was given one line, and calls it line 1.
+            let error = error.to_string().replace(" at line 1 column ", " at column ");
             let problem = format!("{} is not a trace record: {error}", shorten(line));
-            let hint = r#"each line must be one JSON object with at least an id: {"id":"r1"}"#;
+            let hint = r#"each line must be one JSON object, such as {"id":"r1","prefill":"…"}; of a log with other lines in it, keep those with: grep '^{'"#;
             TraceError::line(&empty.at, problem, hint)
         })?;
         let mut record = Record {
@@ -208,7 +214,8 @@ impl Record {
             )?,
             at: Location::default(),
         };
-        if record.id.is_empty() {
+        let experts = [&record.prefill, &record.decode, &record.decode_topk];
+        if record.id.is_empty() && experts.iter().any(|field| field.is_some()) {
             let problem = "it is missing or empty where a string was expected".into();
             return Err(empty.invalid("id", problem, "give every request an id of its own"));
         }
@@ -223,16 +230,23 @@ fn field<T: DeserializeOwned>(
     raw: Option<&RawValue>,
     allowed: &str,
 ) -> Result<Option<T>, TraceError> {
-    raw.map(|raw| {
-        serde_json::from_str(raw.get()).map_err(|_| {
-            record.invalid(
-                name,
-                format!("{} where {allowed} was expected", shorten(raw.get())),
-                "correct the value, or leave the key out",
-            )
+    let given = raw.map(RawValue::get).filter(|&text| text != r#""-""#);
+    given
+        .map(|text| {
+            let quoted = text
+                .strip_prefix('"')
+                .and_then(|text| text.strip_suffix('"'));
+            serde_json::from_str(text)
+                .or_else(|error| quoted.map_or(Err(error), serde_json::from_str))
+                .map_err(|_| {
+                    record.invalid(
+                        name,
+                        format!("{} where {allowed} was expected", shorten(text)),
+                        "correct the value, or leave the key out",
+                    )
+                })
         })
-    })
-    .transpose()
+        .transpose()
 }
 
 /// A value as an error shows it: at most 48 characters.

@@ -1,17 +1,22 @@
 //! `eldr fit`.
 
 use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::path::PathBuf;
 
 use clap::Args;
+use eldr_core::blob::Blob;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
+use super::BlobFacts;
+use crate::blob_file;
 use crate::error::Error;
 use crate::fit::{self, DECODE_REQUESTS_MIN, Fitted, Options, Progress};
 use crate::inspect::Summary;
 use crate::kmeans::ROUNDS_MAX;
 use crate::layers::Selection;
+use crate::output::OutputFile;
 use crate::requests::Requests;
 
 #[derive(Debug, Args)]
@@ -20,9 +25,10 @@ use crate::requests::Requests;
       --workers decode-0,decode-1,decode-2,decode-3
 
 A trace is JSON Lines, plain or gzip, with at least {\"id\":…,\"prefill\":…} per request, where
-`prefill` is the value of the x-eldr-signature header of the prefill response. With `decode`, the
-same counts over the generated tokens, the layers that predict decode best are chosen; without it
-all layers are used. The same traces, options and seed give the same bytes.")]
+`prefill` is the value of the x-eldr-signature header of the prefill response. An access log of Envoy
+in JSON that captures it is a trace: other keys and lines without a signature are skipped. With
+`decode`, the same counts over the generated tokens, the layers that predict decode best are chosen;
+without it all layers are used. The same traces, options and seed give the same bytes.")]
 pub(super) struct FitArgs {
     /// Traces to calibrate on
     #[arg(required = true, value_name = "TRACE")]
@@ -42,7 +48,7 @@ pub(super) struct FitArgs {
     /// Seed of everything random
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Revision of the blob; a gateway replaces a lower one
+    /// Revision of the blob; a gateway takes only a higher one than it has
     #[arg(long, default_value_t = 1)]
     revision: u64,
     /// Print one JSON object instead of text
@@ -64,8 +70,8 @@ fn tau(text: &str) -> Result<f32, String> {
 /// What `--json` prints: how the fit went, and the blob's facts.
 #[derive(Serialize)]
 struct Report<'a> {
-    blob: String,
-    bytes: usize,
+    #[serde(flatten)]
+    file: BlobFacts,
     records_skipped: usize,
     requests_with_decode: usize,
     layer_selection: &'static str,
@@ -97,28 +103,29 @@ impl FitArgs {
     }
 
     pub(super) fn run(&self) -> Result<String, Error> {
+        // First, so that a folder that is missing is told before the work and not after it.
+        let mut output = OutputFile::create(&self.output).map_err(|error| {
+            let hint = "check that the folder exists and may be written to";
+            self.failed("creating", &error, hint)
+        })?;
         let requests = self.read()?;
         let fitted = self.fit(&requests)?;
         let bytes = fitted
             .blob
             .to_bytes()
             .map_err(|error| Error::in_file(&self.output, &error))?;
-        std::fs::write(&self.output, &bytes).map_err(|error| {
-            Error::new(
-                format!(
-                    "{}: writing the blob failed: {error}",
-                    self.output.display()
-                ),
-                "check that the folder exists and may be written to",
-            )
-        })?;
+        self.note_on_revision(&bytes);
+        output
+            .write_all(&bytes)
+            .and_then(|()| output.commit())
+            .map_err(|error| self.failed("writing", &error, "check the free space of the disk"))?;
         let summary = Summary::from(&fitted.blob);
         notes(&requests, &fitted, &summary);
+        let file = BlobFacts::new(&self.output, &bytes);
         let mean_distance = fitted.total_distance / requests.len() as f64;
         if self.json {
             let report = Report {
-                blob: self.output.display().to_string(),
-                bytes: bytes.len(),
+                file,
                 records_skipped: requests.skipped(),
                 requests_with_decode: fitted.decode_requests,
                 layer_selection: if fitted.selection.is_some() {
@@ -132,15 +139,45 @@ impl FitArgs {
                 mean_distance,
                 summary: &summary,
             };
-            Ok(super::to_json(&report))
-        } else {
-            let (file, rounds) = (self.output.display(), fitted.rounds);
-            Ok(format!(
-                "blob     {file}, {} bytes\nK-means  {rounds} rounds, mean cosine distance {mean_distance:.4}\n{}",
-                bytes.len(),
-                summary.text(),
-            ))
+            return Ok(super::to_json(&report));
         }
+        let skipped = match requests.skipped() {
+            0 => String::new(),
+            lines => format!("; skipped without `prefill`: {lines}"),
+        };
+        Ok(format!(
+            "{}trace    {} requests, {} with decode counts{skipped}\n\
+             K-means  {} rounds, mean cosine distance {mean_distance:.4}\n{}",
+            file.text(),
+            requests.len(),
+            fitted.decode_requests,
+            fitted.rounds,
+            summary.text(),
+        ))
+    }
+
+    /// A gateway keeps what it has until the revision grows, which a second fit easily forgets.
+    fn note_on_revision(&self, new: &[u8]) {
+        if !self.output.is_file() {
+            return; // nothing there, or a pipe that would block
+        }
+        let Ok(old) = blob_file::read(&self.output) else {
+            return;
+        };
+        match Blob::from_bytes(&old) {
+            Ok(blob) if blob.revision >= self.revision && old != new => eprintln!(
+                "note: {} had revision {}; gateways that have it take only a higher one: --revision {}",
+                self.output.display(),
+                blob.revision,
+                blob.revision.saturating_add(1),
+            ),
+            _ => {}
+        }
+    }
+
+    fn failed(&self, doing: &str, error: &std::io::Error, hint: &str) -> Error {
+        let file = self.output.display();
+        Error::new(format!("{file}: {doing} the blob failed: {error}"), hint)
     }
 
     fn read(&self) -> Result<Requests, Error> {
@@ -181,12 +218,6 @@ fn style(template: &str) -> ProgressStyle {
 
 /// What a person should know before using the blob.
 fn notes(requests: &Requests, fitted: &Fitted, summary: &Summary) {
-    if requests.skipped() > 0 {
-        eprintln!(
-            "note: records without `prefill`, skipped: {}",
-            requests.skipped()
-        );
-    }
     if fitted.selection.is_none() {
         eprintln!(
             "note: all {} layers are used: {} of {} requests have `decode` counts, {DECODE_REQUESTS_MIN} are needed to choose layers",

@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use eldr_core::blob::Blob;
+use serde::Serialize;
 
+use super::BlobFacts;
+use crate::blob_file;
 use crate::error::Error;
 use crate::inspect::Summary;
 
@@ -12,10 +14,9 @@ use crate::inspect::Summary;
 #[command(after_help = "Example:
   eldr inspect task.eldr
 
-Everything in the file is verified: format, tensor shapes, unit centroids, ranges and the hash.
-The columns min to p95 are the cosine similarity of a region's own calibration requests to its
-centroid; `nearest` is the other region that is most alike. Regions that are as similar to each
-other as their own requests are to them cannot tell traffic apart.")]
+Everything in the file is verified: format, tensor shapes, unit centroids, ranges and the hash; what
+is shown is a valid blob. Regions that are as similar to each other (column nearest) as their own
+requests are to them (median) cannot tell traffic apart.")]
 pub(super) struct InspectArgs {
     /// Centroid blob to verify and show
     blob: PathBuf,
@@ -24,25 +25,24 @@ pub(super) struct InspectArgs {
     json: bool,
 }
 
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    file: BlobFacts,
+    #[serde(flatten)]
+    summary: &'a Summary,
+}
+
 impl InspectArgs {
     pub(super) fn run(&self) -> Result<String, Error> {
-        let file = self.blob.display();
-        let bytes = std::fs::read(&self.blob).map_err(|error| {
-            Error::new(
-                format!("{file}: reading the blob failed: {error}"),
-                "give the path of a blob that `eldr fit` wrote",
-            )
-        })?;
-        let blob = Blob::from_bytes(&bytes).map_err(|error| Error::in_file(&self.blob, &error))?;
-        let summary = Summary::from(&blob);
+        let bytes = blob_file::read(&self.blob)?;
+        let blob = blob_file::verify(&self.blob, &bytes)?;
+        let (file, summary) = (BlobFacts::new(&self.blob, &bytes), &Summary::from(&blob));
         Ok(if self.json {
-            super::to_json(&summary)
+            super::to_json(&Report { file, summary })
         } else {
-            format!(
-                "blob     {file}, {} bytes, verified\n{}",
-                bytes.len(),
-                summary.text()
-            )
+            file.text() + &summary.text()
         })
     }
 }

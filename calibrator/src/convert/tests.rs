@@ -157,6 +157,7 @@ fn ids_that_contradict_the_counts_are_refused() {
     array(&mut npz, "topk", &[3, 1, 2], &[2u8, 1, 1, 0, 1, 2]);
     array(&mut npz, "off", &[3], &[0u32, 1, 3]);
     drop(npz);
+    std::fs::write(recording.path("out.jsonl"), "of before").unwrap();
     let error = recording.convert(false).unwrap_err();
     assert!(
         error
@@ -164,6 +165,8 @@ fn ids_that_contradict_the_counts_are_refused() {
             .contains("expert 0 of layer 0 occurs 0 times"),
         "{error}"
     );
+    let out = std::fs::read(recording.path("out.jsonl")).unwrap();
+    assert_eq!(out, b"of before", "half a trace is no trace");
 }
 
 #[test]

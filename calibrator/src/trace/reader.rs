@@ -59,7 +59,14 @@ impl Reader {
             .by_ref()
             .take(2)
             .read_to_end(&mut magic)
-            .map_err(|error| TraceError::io(&file, "reading the trace", "check the file", error))?;
+            .map_err(|error| {
+                TraceError::io(
+                    &file,
+                    "reading the trace",
+                    "give the path of a file of JSON Lines, plain or gzip",
+                    error,
+                )
+            })?;
         let gzip = magic == [0x1f, 0x8b];
         let input = io::Cursor::new(magic).chain(input);
         let input: Box<dyn BufRead + Send> = if gzip {

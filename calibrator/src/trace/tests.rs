@@ -1,33 +1,19 @@
 use std::io::{BufReader, Cursor, Write as _};
-use std::sync::{Arc, Mutex};
 
 use eldr_core::signature::{Encoding, Geometry, Signature};
 use proptest::prelude::*;
 
 use super::*;
 
-/// A writer whose bytes can be read after a [`Writer`] took it.
-#[derive(Clone, Default)]
-struct Shared(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Shared {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 fn write(records: &[Record], gzip: bool) -> Vec<u8> {
-    let bytes = Shared::default();
-    let mut writer = Writer::new("out", bytes.clone(), gzip);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(if gzip { "t.jsonl.gz" } else { "t.jsonl" });
+    let mut writer = Writer::create(&path).unwrap();
     for record in records {
         writer.write(record).unwrap();
     }
     writer.finish().unwrap();
-    let bytes = bytes.0.lock().unwrap();
-    bytes.clone()
+    std::fs::read(path).unwrap()
 }
 
 fn reader(bytes: &[u8]) -> Reader {
@@ -68,14 +54,32 @@ fn replayable() -> Record {
 
 #[test]
 fn an_access_log_that_captures_the_header_is_a_trace() {
-    let line = r#"{"start":"2026-11-30","id":"a","bytes":[1,{"x":2}],"prefill":":AQA=:;l=1;e=1","label":null}"#;
-    let records: Vec<_> = reader(line.as_bytes()).map(Result::unwrap).collect();
-    assert_eq!(records.len(), 1);
-    assert_eq!(records[0].label, None);
+    let text = r#"{"start":"2026-11-30","id":"a","bytes":[1,{"x":2}],"prefill":":AQA=:;l=1;e=1","label":null}
+{"id":"b","prefill":":AQA=:;l=1;e=1","ts":"1796006071.607","prompt_tokens":"3","decode_tokens":"-"}
+{"id":"-","prefill":"-","ts":"-","prompt_tokens":"-","label":"-"}
+{"id":null,"prefill":null,"status":400}
+{}"#;
+    let records: Vec<_> = reader(text.as_bytes()).map(Result::unwrap).collect();
+    let [a, b, dashes, nulls, empty] = &records[..] else {
+        panic!("{records:?}")
+    };
+    assert_eq!(a.label, None);
+    assert_eq!(a.prefill_signature().unwrap().unwrap().counts(), [1]);
     assert_eq!(
-        records[0].prefill_signature().unwrap().unwrap().counts(),
-        [1]
+        (b.ts, b.prompt_tokens, b.decode_tokens),
+        (Some(1796006071.607), Some(3), None),
+        "Envoy quotes numbers that come out of headers"
     );
+    for absent in [dashes, nulls, empty] {
+        let at = absent.at.clone();
+        assert_eq!(
+            *absent,
+            Record {
+                at,
+                ..Record::default()
+            }
+        );
+    }
 }
 
 #[test]
@@ -140,6 +144,9 @@ fn every_field_checks_its_type() {
         ("label", "[]"),
         ("ts", "\"now\""),
         ("prompt_tokens", "-1"),
+        ("prompt_tokens", "\"-1\""),
+        ("prompt_tokens", "\"null\""),
+        ("prompt_tokens", "\"\""),
         ("decode_tokens", "1.5"),
         ("prefill", "{}"),
         ("decode", "7"),
@@ -158,8 +165,9 @@ fn a_line_that_is_no_record_says_so() {
     for line in [
         "not json",
         "[1]",
-        "{}",
-        "{\"id\":\"\"}",
+        "{\"prefill\":\":AQA=:;l=1;e=1\"}",
+        "{\"id\":\"\",\"decode\":\":AQA=:;l=1;e=1\"}",
+        "{\"id\":\"-\",\"decode_topk\":\"AAAA\"}",
         "{\"id\":\"a\"",
         "{\"id\":\"a\"} x",
     ] {
@@ -262,7 +270,8 @@ fn topk_that_does_not_fit_is_refused() {
 }
 
 fn text() -> impl Strategy<Value = String> {
-    proptest::string::string_regex("[ -~é\u{1F600}\"\\\\\n]{0,20}").unwrap()
+    let any = proptest::string::string_regex("[ -~é\u{1F600}\"\\\\\n]{0,20}").unwrap();
+    any.prop_filter("a dash alone means absent", |text| text != "-")
 }
 
 prop_compose! {

@@ -1,6 +1,5 @@
 //! Writing: the same records give the same bytes.
 
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -8,55 +7,43 @@ use std::sync::Arc;
 use flate2::{Compression, write::GzEncoder};
 
 use super::{Location, Record, TraceError};
+use crate::output::OutputFile;
 
 /// Writes records as JSON Lines, plain or gzip.
+#[derive(Debug)]
 pub struct Writer {
     output: Output,
     at: Location,
 }
 
+#[derive(Debug)]
 enum Output {
-    Plain(Box<dyn Write + Send>),
+    Plain(BufWriter<OutputFile>),
     // Neither time nor file name goes into the header, so that equal records give equal files.
-    Gzip(GzEncoder<Box<dyn Write + Send>>),
-}
-
-impl std::fmt::Debug for Writer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Writer")
-            .field("at", &self.at)
-            .finish_non_exhaustive()
-    }
+    Gzip(GzEncoder<BufWriter<OutputFile>>),
 }
 
 impl Writer {
-    /// Creates or replaces the file `path`; it is compressed if its name ends in `.gz`.
+    /// Begins the file `path`, compressed if its name ends in `.gz`; [`finish`](Self::finish) puts it
+    /// in its place.
     pub fn create(path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let path = path.as_ref();
         let name: Arc<str> = path.display().to_string().into();
-        let file = File::create(path).map_err(|error| {
+        let file = OutputFile::create(path).map_err(|error| {
             let hint = "check that the folder exists and may be written to";
             TraceError::io(&name, "creating the trace", hint, error)
         })?;
-        let gzip = path.extension().is_some_and(|end| end == "gz");
-        Ok(Self::new(&name, BufWriter::new(file), gzip))
-    }
-
-    /// Writes to `output`, compressed if `gzip`; errors call it `name`.
-    pub fn new(name: &str, output: impl Write + Send + 'static, gzip: bool) -> Self {
-        let output: Box<dyn Write + Send> = Box::new(output);
-        let output = if gzip {
-            Output::Gzip(GzEncoder::new(output, Compression::best()))
+        let file = BufWriter::new(file);
+        let output = if path.extension().is_some_and(|end| end == "gz") {
+            Output::Gzip(GzEncoder::new(file, Compression::best()))
         } else {
-            Output::Plain(output)
+            Output::Plain(file)
         };
-        Writer {
-            output,
-            at: Location {
-                file: name.into(),
-                line: 0,
-            },
-        }
+        let at = Location {
+            file: name,
+            line: 0,
+        };
+        Ok(Writer { output, at })
     }
 
     /// Appends one record as one line.
@@ -73,14 +60,16 @@ impl Writer {
             .map_err(|error| self.failed(error))
     }
 
-    /// Writes what is buffered. A trace whose writer is dropped without this may lack its end.
+    /// Completes the file. A writer that is dropped without this leaves none behind.
     pub fn finish(self) -> Result<(), TraceError> {
         let Writer { output, at } = self;
-        let finished = match output {
-            Output::Plain(mut output) => output.flush(),
-            Output::Gzip(output) => output.finish().and_then(|mut output| output.flush()),
+        let file = match output {
+            Output::Plain(file) => Ok(file),
+            Output::Gzip(gzip) => gzip.finish(),
         };
-        finished.map_err(|error| failed(&at, error))
+        file.and_then(|file| Ok(file.into_inner()?))
+            .and_then(OutputFile::commit)
+            .map_err(|error| failed(&at, error))
     }
 
     fn failed(&self, error: io::Error) -> TraceError {

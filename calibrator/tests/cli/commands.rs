@@ -1,0 +1,214 @@
+//! What the commands do when all is well.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use eldr_calibrator::trace::{self, Record};
+use eldr_core::blob::Blob;
+use insta::assert_snapshot;
+use serde_json::Value;
+
+use crate::bench::{self, Bench, FIT, mask_hashes};
+
+#[test]
+fn fit_writes_a_blob_that_inspect_verifies() {
+    let bench = Bench::new();
+    let fit = bench.write("t.jsonl", bench::trace(true)).eldr(FIT);
+    let facts = fit.succeeded().stdout.clone();
+    let inspect = bench.eldr("inspect b.eldr");
+    let shown = inspect.succeeded().stdout.clone();
+    let from_model = |text: &str| text[text.find("model ").unwrap()..].to_owned();
+    assert_eq!(
+        from_model(&shown),
+        from_model(&facts),
+        "both show the same facts"
+    );
+    let text = mask_hashes(&format!(
+        "$ eldr {FIT}\n{facts}\n$ eldr inspect b.eldr\n{shown}"
+    ));
+    assert_snapshot!(text);
+}
+
+#[test]
+fn options_reach_the_blob() {
+    let bench = Bench::new();
+    let options = "--model Qwen3-30B-A3B --tau 0.25 --seed 9 --revision 12";
+    bench
+        .write("t.jsonl", bench::trace(true))
+        .eldr(&format!("{FIT} {options}"))
+        .succeeded();
+    let blob = Blob::from_bytes(&bench.blob("b.eldr")).unwrap();
+    assert_eq!((blob.model.as_str(), blob.tau), ("Qwen3-30B-A3B", 0.25));
+    assert_eq!((blob.fit.seed, blob.revision), (9, 12));
+    assert_eq!(blob.regions, [["decode-0"], ["decode-1"]]);
+}
+
+#[test]
+fn json_is_one_object_on_stdout() {
+    let bench = Bench::new();
+    let fit = bench
+        .write("t.jsonl", bench::trace(true))
+        .eldr(&format!("{FIT} --json"));
+    let fit: Value = serde_json::from_str(&fit.succeeded().stdout).unwrap();
+    let inspect = bench.eldr("inspect b.eldr --json");
+    let inspect: Value = serde_json::from_str(&inspect.succeeded().stdout).unwrap();
+    assert_eq!(fit["layer_selection"], "forward_greedy");
+    assert_eq!(fit["selection"]["order"].as_array().unwrap().len(), 2);
+    assert_eq!(fit["requests"], 4);
+    assert_eq!(inspect["regions"][1]["workers"][0], "decode-1");
+    for (key, value) in inspect.as_object().unwrap() {
+        assert_eq!(&fit[key], value, "fit says the same as inspect about {key}");
+    }
+}
+
+#[test]
+fn the_same_trace_plain_gzip_or_in_parts_gives_the_same_bytes() {
+    let bench = Bench::new();
+    let text = bench::trace(true);
+    let (head, tail) = text.split_at(text.match_indices('\n').nth(1).unwrap().0 + 1);
+    bench
+        .write("t.jsonl", &text)
+        .write("head", head)
+        .write("tail", tail);
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    std::io::Write::write_all(&mut gzip, text.as_bytes()).unwrap();
+    std::fs::write(bench.path("z"), gzip.finish().unwrap()).unwrap();
+
+    bench.eldr(FIT).succeeded();
+    for (input, output) in [("t.jsonl", "again"), ("z", "gzip"), ("head tail", "parts")] {
+        bench
+            .eldr(&format!(
+                "fit {input} -o {output} --workers decode-0,decode-1"
+            ))
+            .succeeded();
+        assert!(bench.blob(output) == bench.blob("b.eldr"), "{output}");
+    }
+}
+
+#[test]
+fn without_decode_counts_all_layers_are_used_and_rho_is_unknown() {
+    let bench = Bench::new();
+    let note = "note: all 2 layers are used: 0 of 4 requests have `decode` counts, 3 are needed to choose layers\n";
+    let fit = bench.write("t.jsonl", bench::trace(false)).eldr(FIT);
+    assert_eq!((fit.code, fit.stderr.as_str()), (0, note));
+    for shown in [&fit, bench.eldr("inspect b.eldr").succeeded()] {
+        for expected in [
+            "layers   2 of 2: 0 1\n",
+            "rho      unknown: the traces had no decode counts\n",
+        ] {
+            assert!(shown.stdout.contains(expected), "{}", shown.stdout);
+        }
+    }
+    let fit = bench.eldr(&format!("{FIT} --json"));
+    let inspect = bench.eldr("inspect b.eldr --json");
+    for shown in [&fit.stdout, &inspect.stdout] {
+        let shown: Value = serde_json::from_str(shown).unwrap();
+        assert_eq!(shown["rho"], Value::Null);
+    }
+}
+
+/// The log was written by Envoy 1.40 with the log format of `envoy/envoy.yaml`; the signatures are
+/// those of shipped calibration requests, whose ids the log has. Five of its lines have none: model
+/// list, health check, a failed prefill, a decision without signature, and bytes that are no HTTP,
+/// whose line has no id either. One request is there twice.
+#[test]
+fn an_access_log_fits_like_the_trace_of_its_requests() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let log = std::fs::read_to_string(folder.join("tests/data/envoy_access_log.jsonl")).unwrap();
+    let shipped = folder.join("../examples/data/small-moe/task_calibration.jsonl.gz");
+    let shipped: HashMap<String, Record> = trace::read(shipped)
+        .unwrap()
+        .map(Result::unwrap)
+        .map(|record| (record.id.clone(), record))
+        .collect();
+    let bench = Bench::new();
+    let mut writer = trace::Writer::create(bench.path("trace")).unwrap();
+    for line in log.lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        if let Some(record) = line["id"].as_str().and_then(|id| shipped.get(id)) {
+            let (id, prefill) = (record.id.clone(), record.prefill.clone());
+            let record = Record {
+                id,
+                prefill,
+                ..Record::default()
+            };
+            writer.write(&record).unwrap();
+        }
+    }
+    writer.finish().unwrap();
+
+    let workers = "--workers a,b,c,d";
+    let fit = bench
+        .write("access.log", &log)
+        .eldr(&format!("fit access.log -o of-log {workers}"));
+    assert_eq!(fit.code, 0, "{}", fit.stderr);
+    let expected = "trace    41 requests, 0 with decode counts; skipped without `prefill`: 5\n";
+    assert!(fit.stdout.contains(expected), "{}", fit.stdout);
+    let fit = bench.eldr(&format!("fit trace -o of-trace {workers} --json"));
+    let report: Value = serde_json::from_str(&fit.stdout).unwrap();
+    assert_eq!(
+        (&report["requests"], &report["records_skipped"]),
+        (&41.into(), &0.into())
+    );
+    assert!(bench.blob("of-log") == bench.blob("of-trace"));
+}
+
+#[test]
+fn a_revision_that_does_not_grow_is_noted() {
+    let bench = Bench::new();
+    let fit = |options: &str| bench.eldr(&format!("{FIT} {options}"));
+    bench.write("t.jsonl", bench::trace(true));
+    fit("--revision 7").succeeded();
+    fit("--revision 7").succeeded(); // the same bytes
+    fit("--revision 8").succeeded();
+    let note =
+        "note: b.eldr had revision 8; gateways that have it take only a higher one: --revision 9\n";
+    for options in ["--revision 8 --tau 0.2", "--revision 3"] {
+        let ran = fit(options);
+        assert_eq!((ran.code, ran.stderr.as_str()), (0, note));
+        fit("--revision 8 --tau 0.2");
+    }
+}
+
+#[test]
+fn help_texts() {
+    let bench = Bench::new();
+    let help = |command: &str| {
+        let text = bench.eldr(command);
+        format!("$ eldr {command}\n{}\n", text.succeeded().stdout)
+    };
+    let commands = [
+        "--help",
+        "fit --help",
+        "inspect --help",
+        "serve --help",
+        "convert --help",
+        "convert small-moe --help",
+    ];
+    let text = commands.map(help).concat();
+    assert_snapshot!(text);
+}
+
+#[test]
+fn the_shipped_calibration_traces_fit() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/data/small-moe");
+    for workload in ["task", "language"] {
+        let trace = data.join(format!("{workload}_calibration.jsonl.gz"));
+        let bench = Bench::new();
+        let workers = "decode-0,decode-1,decode-2,decode-3";
+        let arguments = format!(
+            "fit {} -o b.eldr --workers {workers} --json",
+            trace.display()
+        );
+        let fit: Value = serde_json::from_str(&bench.eldr(&arguments).succeeded().stdout).unwrap();
+        assert!(
+            fit["rho"].as_f64().unwrap() > 0.7,
+            "{workload}: rho {}",
+            fit["rho"]
+        );
+        assert_eq!(fit["converged"], true);
+        for region in fit["regions"].as_array().unwrap() {
+            assert_eq!(region["share"], 0.25);
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! What a person is told when something is wrong: exit code and stderr, word for word. The texts are
+//! in `snapshots/`, to be read there as a person reads them.
+
+use std::io::Write as _;
+use std::net::TcpListener;
+use std::path::Path;
+
+use flate2::{Compression, write::GzEncoder};
+use insta::assert_snapshot;
+
+use crate::bench::{Bench, FIT, line, mask_hashes, trace};
+
+/// Runs the commands, all of which fail, and writes down how.
+fn transcript(bench: &Bench, commands: &[&str]) -> String {
+    let mut text = String::new();
+    for command in commands {
+        let ran = bench.eldr(command);
+        assert_eq!(ran.stdout, "", "{command}: a failure prints no result");
+        text += &format!("$ eldr {command}\n{}[exit {}]\n\n", ran.stderr, ran.code);
+    }
+    text
+}
+
+/// What `fit` says of a trace with this content.
+fn fit(content: impl AsRef<[u8]>) -> String {
+    let bench = Bench::new();
+    let shown = String::from_utf8(content.as_ref().to_vec());
+    let shown = shown.map_or(String::new(), |text| {
+        format!("$ cat t.jsonl\n{}\n", text.trim_end())
+    });
+    let text = shown + &transcript(bench.write("t.jsonl", content), &[FIT]);
+    let files: Vec<_> = std::fs::read_dir(bench.dir.path()).unwrap().collect();
+    assert_eq!(files.len(), 1, "a failed fit leaves no file: {files:?}");
+    text
+}
+
+#[test]
+fn traces_that_cannot_be_read() {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::best());
+    gzip.write_all(trace(true).as_bytes()).unwrap();
+    let mut cut = gzip.finish().unwrap();
+    cut.truncate(cut.len() - 9);
+
+    let bench = Bench::new();
+    let missing = transcript(&bench, &[FIT, "fit . -o b.eldr --workers a"]);
+    let told = missing + &fit(cut) + &fit(b"{\"id\":\"\xff\"}");
+    assert_snapshot!(told);
+}
+
+#[test]
+fn traces_that_are_none() {
+    let lines = [
+        "[2026-11-30 02:34:31.497][20299][warning][main] no limit is configured",
+        r#"{"prefill":":AQA=:;l=1;e=1"}"#,
+        r#"{"id":"a","prompt_tokens":"many"}"#,
+        r#"{"id":"a","prefill":["AQA="]}"#,
+        r#"{"id":"a","prefill":"AQA="}"#,
+        r#"{"id":"a","prefill":":AQA=:;l=1;e=2"}"#,
+        r#"{"id":"a","prefill":":AQA=:;l=1;e=1","decode":":AQA=:"}"#,
+        r#"{"id":"a","prefill":null}"#,
+    ];
+    let told = lines.map(fit).concat();
+    assert_snapshot!(told);
+}
+
+#[test]
+fn traces_that_cannot_be_fitted() {
+    let other = r#"{"id":"e","prefill":":AQA=:;l=1;e=1"}"#;
+    let alike = ["a", "b", "c"].map(|id| line(id, [1, 0, 2, 1], true));
+    let told = [
+        line("a", [1, 2, 3, 4], false),
+        trace(true) + other,
+        trace(true) + &line("zero", [0; 4], false),
+        line("a", [1; 4], false) + &line("b", [2; 4], false),
+        alike.concat(),
+    ]
+    .map(fit)
+    .concat();
+    assert_snapshot!(told);
+}
+
+#[test]
+fn outputs_that_cannot_be_written() {
+    let bench = Bench::new();
+    bench.write("t.jsonl", trace(true)).write("r.npz", "");
+    let told = transcript(
+        &bench,
+        &[
+            // Told before the trace is read: a long fit would be lost otherwise.
+            "fit none.jsonl -o no/b --workers a,b",
+            "fit t.jsonl -o . --workers a,b",
+            "fit t.jsonl -o /dev/full --workers a,b",
+            "convert small-moe r.npz -o no/t.jsonl",
+        ],
+    );
+    assert_snapshot!(told);
+}
+
+#[test]
+fn a_failure_leaves_the_output_as_it_was() {
+    let bench = Bench::new();
+    bench.write("t.jsonl", "no trace").write("out", "before");
+    bench.eldr("fit t.jsonl -o out --workers a");
+    bench.eldr("convert small-moe t.jsonl -o out");
+    assert_eq!(bench.blob("out"), b"before");
+}
+
+#[test]
+fn blobs_that_are_none() {
+    let bench = Bench::new();
+    bench.write("t.jsonl", trace(true)).eldr(FIT).succeeded();
+    let mut damaged = bench.blob("b.eldr");
+    *damaged.last_mut().unwrap() ^= 1;
+    bench
+        .write("damaged", damaged)
+        .write("foreign", b"\x02\0\0\0\0\0\0\0{}")
+        .write("huge", "");
+    let huge = std::fs::File::options()
+        .write(true)
+        .open(bench.path("huge"));
+    huge.unwrap().set_len((256 << 20) + 1).unwrap();
+    let told = transcript(
+        &bench,
+        &[
+            "inspect none",
+            "inspect .",
+            "inspect t.jsonl",
+            "inspect foreign",
+            "inspect damaged",
+            "inspect huge",
+        ],
+    );
+    let told = mask_hashes(&told);
+    assert_snapshot!(told);
+}
+
+#[test]
+fn recordings_that_cannot_be_converted() {
+    let bench = Bench::new();
+    let other =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/parity/h_fit_tiny_calibration.npz");
+    bench
+        .write("text", "no archive")
+        .write("other.npz", std::fs::read(other).unwrap());
+    let told = transcript(
+        &bench,
+        &[
+            "convert small-moe none -o t.jsonl",
+            "convert small-moe text -o t.jsonl",
+            "convert small-moe other.npz -o t.jsonl",
+        ],
+    );
+    assert_snapshot!(told);
+    assert!(!bench.path("t.jsonl").exists());
+}
+
+#[test]
+fn servers_that_cannot_start() {
+    let bench = Bench::new();
+    bench.write("t.jsonl", trace(true)).eldr(FIT).succeeded();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let text = transcript(
+        &bench,
+        &[
+            "serve --blob none",
+            "serve --blob b.eldr --blob bad=t.jsonl",
+            &format!("serve --blob b.eldr --listen {address}"),
+        ],
+    );
+    let told = text.replace(&address, "127.0.0.1:PORT");
+    assert_snapshot!(told);
+}
+
+#[test]
+fn wrong_usage() {
+    let told = transcript(
+        &Bench::new(),
+        &[
+            "frobnicate",
+            "fit t.jsonl -o b.eldr",
+            "fit t.jsonl -o b.eldr --workers a,b,a",
+            "fit t.jsonl -o b.eldr --workers a,,b",
+            "fit t.jsonl -o b.eldr --workers a --tau 3",
+            "fit t.jsonl -o b.eldr --workers a --tau x",
+            "fit t.jsonl -o b.eldr --workers a --revision -1",
+            "inspect",
+            "convert small-moe r.npz",
+            "serve",
+            "serve --blob a --blob b",
+            "serve --blob x=a --blob x=b",
+            "serve --blob a --listen localhost:80",
+            "serve --blob a --poll-ms 0",
+        ],
+    );
+    assert_snapshot!(told);
+}
