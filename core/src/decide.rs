@@ -283,27 +283,23 @@ fn blind(target: Option<usize>, workers: &[Worker]) -> Decision {
     }
 }
 
+fn available(workers: &[Worker]) -> impl Iterator<Item = (usize, &Worker)> + Clone {
+    workers
+        .iter()
+        .enumerate()
+        .filter(|(_, worker)| worker.available)
+}
+
 fn nth_available(workers: &[Worker], n: u64) -> Option<usize> {
-    let available = || {
-        workers
-            .iter()
-            .enumerate()
-            .filter(|(_, worker)| worker.available)
-    };
-    let count = available().count() as u64;
-    available()
-        .nth(n.checked_rem(count)? as usize)
-        .map(|(index, _)| index)
+    let mut available = available(workers);
+    let count = available.clone().count() as u64;
+    let turn = n.checked_rem(count)? as usize;
+    available.nth(turn).map(|(index, _)| index)
 }
 
 fn two_choices(workers: &[Worker], entropy: u64) -> Option<usize> {
-    let available = || {
-        workers
-            .iter()
-            .enumerate()
-            .filter(|(_, worker)| worker.available)
-    };
-    let count = available().count() as u64;
+    let available = available(workers);
+    let count = available.clone().count() as u64;
     let (high, low) = (entropy >> 32, entropy & 0xffff_ffff);
     let first = high.checked_rem(count)?;
     let Some(step) = low.checked_rem(count - 1) else {
@@ -311,8 +307,8 @@ fn two_choices(workers: &[Worker], entropy: u64) -> Option<usize> {
     };
     let second = (first + 1 + step) % count;
     let (a, b) = (
-        available().nth(first as usize)?,
-        available().nth(second as usize)?,
+        available.clone().nth(first as usize)?,
+        available.clone().nth(second as usize)?,
     );
     Some(if b.1.load < a.1.load { b.0 } else { a.0 })
 }
