@@ -2,7 +2,7 @@
 
 use crate::blob::Blob;
 use crate::decide::{Decision, Draw, Evidence, Reason, Rule, Worker, WorkerIndex, decide};
-use crate::signature::{Encoded, SignatureError};
+use crate::signature::{Encoded, Geometry, SignatureError};
 use crate::similarity;
 use crate::transform::Transform;
 
@@ -73,6 +73,11 @@ impl Map {
             centroids: blob.centroids,
             regions,
         })
+    }
+
+    /// Shape of the model's routing.
+    pub fn geometry(&self) -> Geometry {
+        self.transform.geometry()
     }
 
     /// Similarity of a signature header to each region.
