@@ -8,8 +8,12 @@
 //! | `idf` | F32 `[D]` | weight per selected (layer, expert) |
 //! | `layers` | U16 `[S]` | selected layers, ascending; D = S × experts |
 //!
-//! Its one metadata string, `eldr`, is canonical JSON: keys sorted, no spaces ([`Metadata`] has the fields).
-//! `sha256` in it covers that JSON without `sha256` and then, for `centroids`, `idf`, `layers` in this order, the
+//! Its one metadata string, `eldr`, is canonical JSON: keys sorted, no spaces (fields below).
+//!
+//! `experts`, `layers_total`: the model's geometry. `fit`: see [`Fit`]. `format_version`: [`FORMAT_VERSION`]. `model`: name. `regions`: K
+//! lists of decode cluster names. `revision`: grows with each publication. `sha256`. `signature`: `count_idf`. `tau`: band width.
+//!
+//! `sha256` covers that JSON without `sha256` and then, for `centroids`, `idf`, `layers` in this order, the
 //! tensor's name, dtype, shape (each dimension as little-endian `u64`) and bytes. Every hashed piece is preceded by its
 //! length as a little-endian `u64`, so that no two files hash alike by moving bytes between fields.
 //!

@@ -21,7 +21,7 @@ const DECODE_TOKENS_DEFAULT: u32 = 128;
 /// How to behave for each request id: what prefill says and which experts every decode step uses.
 ///
 /// A request that the trace does not know is served all the same: without a signature, with expert
-/// ids drawn at random from a fixed seed by its id, [`DECODE_TOKENS_DEFAULT`] tokens long.
+/// ids drawn at random from a fixed seed by its id, `DECODE_TOKENS_DEFAULT` tokens long.
 #[derive(Debug)]
 pub struct Catalog {
     geometry: Geometry,
