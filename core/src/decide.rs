@@ -163,6 +163,30 @@ pub struct WorkerIndex(pub usize);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionIndex(pub usize);
 
+/// Which workers serve each region.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Regions {
+    served_by: Vec<Vec<WorkerIndex>>,
+    /// Workers that serve any region, each once, ascending.
+    serving: Vec<WorkerIndex>,
+}
+
+impl Regions {
+    /// No region at all.
+    pub const NONE: Self = Self {
+        served_by: Vec::new(),
+        serving: Vec::new(),
+    };
+
+    /// Lists the workers of each region.
+    pub fn new(served_by: Vec<Vec<WorkerIndex>>) -> Self {
+        let mut serving = served_by.concat();
+        serving.sort_unstable();
+        serving.dedup();
+        Self { served_by, serving }
+    }
+}
+
 /// A decode worker as the gateway sees it now.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Worker {
@@ -205,12 +229,12 @@ pub struct Decision {
     pub band: usize,
 }
 
-/// Chooses a worker. `regions` lists each region's workers, as indices into `workers`; `workers` must not be empty.
+/// Chooses a worker. The indices of `regions` point into `workers`, which must not be empty.
 /// Workers in no region get fallback traffic only.
 pub fn decide(
     rule: &Rule,
     evidence: Evidence<'_>,
-    regions: &[Vec<WorkerIndex>],
+    regions: &Regions,
     workers: &[Worker],
     draw: Draw,
 ) -> Decision {
@@ -296,7 +320,7 @@ fn two_choices(workers: &[Worker], entropy: u64) -> Option<usize> {
 fn by_similarity(
     rule: &Rule,
     similarities: &[f32],
-    regions: &[Vec<WorkerIndex>],
+    regions: &Regions,
     workers: &[Worker],
 ) -> Option<Decision> {
     let (best, top) = first_max(similarities, |_, _| true)?;
@@ -344,16 +368,17 @@ fn first_max(similarities: &[f32], accept: impl Fn(usize, f32) -> bool) -> Optio
 
 /// Highest load that a candidate may have: a multiple of the mean over the available workers of all regions.
 /// Somebody is always at or below the mean, so the cap (at least 1) never takes everybody out.
-fn load_limit(factor: Option<f64>, regions: &[Vec<WorkerIndex>], workers: &[Worker]) -> f64 {
+fn load_limit(factor: Option<f64>, regions: &Regions, workers: &[Worker]) -> f64 {
     let Some(factor) = factor else {
         return f64::INFINITY;
     };
     let (mut sum, mut count) = (0.0, 0u32);
-    for (index, worker) in workers.iter().enumerate() {
-        let serves = regions
-            .iter()
-            .any(|region| region.contains(&WorkerIndex(index)));
-        if worker.available && serves {
+    for worker in regions
+        .serving
+        .iter()
+        .filter_map(|index| workers.get(index.0))
+    {
+        if worker.available {
             sum += worker.load;
             count += 1;
         }
@@ -365,12 +390,14 @@ fn least_loaded_member(
     tie: Tie,
     similarities: &[f32],
     member: impl Fn(usize, f32) -> bool,
-    regions: &[Vec<WorkerIndex>],
+    regions: &Regions,
     workers: &[Worker],
     limit: f64,
 ) -> Option<(WorkerIndex, RegionIndex, f32)> {
     let mut best: Option<(f64, WorkerIndex, RegionIndex, f32)> = None;
-    for (region, (&similarity, served_by)) in similarities.iter().zip(regions).enumerate() {
+    for (region, (&similarity, served_by)) in
+        similarities.iter().zip(&regions.served_by).enumerate()
+    {
         if !member(region, similarity) {
             continue;
         }

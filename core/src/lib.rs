@@ -7,13 +7,13 @@
 //! | step | module |
 //! |---|---|
 //! | header bytes → counts of the selected layers | [`signature`] |
-//! | counts → unit vector | [`transform`] |
-//! | unit vector → cosine similarity to every region | [`similarity`] |
+//! | counts → weighted unit vector → cosine similarity to every region | [`transform`], [`similarity`] |
 //! | similarities and worker loads → worker, with a [`Reason`] | [`decide`] |
 //! | all of it in one call | [`route`] |
 //!
-//! [`blob`] is the file in which a calibration travels. The same code runs
-//! natively and as WebAssembly and gives the same bits on both.
+//! [`blob`] is the file in which a calibration travels, [`prefix_hash`] chooses the prefill worker by the prompt's
+//! beginning, [`engine`] models decode steps. The same code runs natively and as WebAssembly and gives the same bits on
+//! both.
 //!
 //! The crate knows no clock, no randomness and no global state: time and entropy are arguments.
 //! Nothing here panics on any input; a decision cannot fail, it carries the [`Reason`] it was made for.
@@ -32,6 +32,7 @@ pub mod blob;
 pub mod decide;
 pub mod engine;
 pub mod outcome;
+pub mod prefix_hash;
 pub mod route;
 pub mod signature;
 pub mod similarity;

@@ -1,16 +1,15 @@
 //! Header bytes → decision, in one call: what a gateway does per request.
 
 use crate::blob::Blob;
-use crate::decide::{Decision, Draw, Evidence, Reason, Rule, Worker, WorkerIndex, decide};
+use crate::decide::{Decision, Draw, Evidence, Reason, Regions, Rule, Worker, WorkerIndex, decide};
 use crate::signature::{Encoded, Geometry, SignatureError};
-use crate::similarity;
-use crate::transform::Transform;
+use crate::similarity::Folded;
 
 /// Buffers that routing reuses; keep one per thread.
 #[derive(Debug, Default)]
 pub struct Scratch {
     signature: crate::signature::Scratch,
-    vector: Vec<f32>,
+    counts: Vec<f32>,
     similarities: Vec<f32>,
 }
 
@@ -34,9 +33,11 @@ pub struct Map {
     pub revision: u64,
     /// Band width that the blob proposes.
     pub tau: f32,
-    transform: Transform,
-    centroids: Vec<f32>,
-    regions: Vec<Vec<WorkerIndex>>,
+    geometry: Geometry,
+    /// Selected layers.
+    layers: Vec<u16>,
+    folded: Folded,
+    regions: Regions,
 }
 
 impl Map {
@@ -69,15 +70,16 @@ impl Map {
         Ok(Self {
             revision: blob.revision,
             tau: blob.tau,
-            transform: blob.transform,
-            centroids: blob.centroids,
-            regions,
+            geometry: blob.transform.geometry(),
+            layers: blob.transform.layers().to_vec(),
+            folded: Folded::new(&blob.transform, &blob.centroids),
+            regions: Regions::new(regions),
         })
     }
 
     /// Shape of the model's routing.
     pub fn geometry(&self) -> Geometry {
-        self.transform.geometry()
+        self.geometry
     }
 
     /// Similarity of a signature header to each region.
@@ -90,18 +92,22 @@ impl Map {
         scratch: &'s mut Scratch,
     ) -> Result<&'s [f32], Reason> {
         let signature = Encoded::parse(header).map_err(|_| Reason::MalformedSignature)?;
-        if signature.geometry() != self.transform.geometry() {
+        if signature.geometry() != self.geometry {
             return Err(Reason::GeometryMismatch);
         }
-        let counts = signature
-            .rows(self.transform.layers(), &mut scratch.signature)
+        signature
+            .rows(&self.layers, &mut scratch.signature, &mut scratch.counts)
             .map_err(|error| match error {
                 SignatureError::NoRow { .. } => Reason::GeometryMismatch,
                 _ => Reason::MalformedSignature,
             })?;
-        self.transform.apply_into(counts, &mut scratch.vector);
-        similarity::to_each(&scratch.vector, &self.centroids, &mut scratch.similarities);
-        Ok(&scratch.similarities)
+        let Scratch {
+            counts,
+            similarities,
+            ..
+        } = scratch;
+        self.folded.to_each(counts, similarities);
+        Ok(similarities)
     }
 }
 
@@ -115,7 +121,8 @@ pub fn route(
     draw: Draw,
     scratch: &mut Scratch,
 ) -> Decision {
-    let regions = map.map_or(&[][..], |map| &map.regions);
+    let none = Regions::NONE;
+    let regions = map.map_or(&none, |map| &map.regions);
     let evidence = match (map, header) {
         _ if !rule.policy.looks() => Evidence::Missing(Reason::Blind),
         (None, _) => Evidence::Missing(Reason::NoBlob),

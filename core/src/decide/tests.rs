@@ -18,8 +18,8 @@ fn idle(loads: &[f64]) -> Vec<Worker> {
         .collect()
 }
 
-fn one_worker_each(regions: usize) -> Vec<Vec<WorkerIndex>> {
-    (0..regions).map(|index| vec![WorkerIndex(index)]).collect()
+fn one_worker_each(regions: usize) -> Regions {
+    Regions::new((0..regions).map(|index| vec![WorkerIndex(index)]).collect())
 }
 
 fn band(tau: f32, cap: Option<f64>, similarities: &[f32], loads: &[f64]) -> usize {
@@ -130,7 +130,7 @@ fn round_robin_takes_turns_among_the_available() {
             decide(
                 &rule,
                 Evidence::Missing(Reason::NoBlob),
-                &[],
+                &Regions::NONE,
                 &workers,
                 draw,
             )
@@ -226,7 +226,7 @@ proptest! {
         cap in select(vec![None, Some(1.0), Some(1.25), Some(3.0)]),
     ) {
         let rule = Rule { tau, max_load_factor: cap, ..Rule::default() };
-        let decision = decide(&rule, Evidence::Similarities(&similarities), &regions, &workers, DRAW);
+        let decision = decide(&rule, Evidence::Similarities(&similarities), &Regions::new(regions.clone()), &workers, DRAW);
         let expected = oracle(&rule, &similarities, &regions, &workers);
         prop_assert_eq!((decision.target.0, decision.reason), expected);
     }
@@ -241,7 +241,7 @@ proptest! {
         }
         let rule = Rule { policy, ..Rule::default() };
         let draw = Draw { sequence, entropy };
-        let decision = decide(&rule, Evidence::Similarities(&similarities), &regions, &workers, draw);
+        let decision = decide(&rule, Evidence::Similarities(&similarities), &Regions::new(regions), &workers, draw);
         prop_assert!(decision.target.0 < workers.len());
         prop_assert_eq!(workers[decision.target.0].available, workers.iter().any(|w| w.available));
         if !policy.looks() && workers.iter().any(|w| w.available) {
@@ -258,7 +258,7 @@ proptest! {
         for first in 0..n {
             for second in 0..n - 1 {
                 let draw = Draw { sequence: 0, entropy: first << 32 | second };
-                wins[decide(&rule, Evidence::Missing(Reason::NoBlob), &[], &workers, draw).target.0] += 1;
+                wins[decide(&rule, Evidence::Missing(Reason::NoBlob), &Regions::NONE, &workers, draw).target.0] += 1;
             }
         }
         // Every ordered pair once: a worker wins against each more loaded one in both orders.

@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use super::*;
 use crate::blob::Fit;
-use crate::signature::{Encoding, Geometry, Signature};
+use crate::signature::{Encoding, Signature};
+use crate::transform::Transform;
 
 const DRAW: Draw = Draw {
     sequence: 0,

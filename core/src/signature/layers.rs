@@ -1,5 +1,7 @@
 //! Lists of layers such as `0-3,7`.
 
+use std::ops::RangeInclusive;
+
 use super::{Geometry, SignatureError};
 
 const ALLOWED: &str = "ascending layers below `l`, such as \"0-3,7\"";
@@ -20,10 +22,13 @@ pub(super) fn check(layers: &[u16], geometry: Geometry) -> Result<(), SignatureE
     }
 }
 
-/// Reads a list; `limit` bounds both the values and the length of the result.
-pub(super) fn parse(text: &[u8], limit: usize) -> Result<Vec<u16>, SignatureError> {
-    let mut layers: Vec<u16> = Vec::new();
-    for part in text.split(|&byte| byte == b',') {
+/// Reads a list, range by range, in ascending order and below `limit`. Nothing is allocated.
+pub(super) fn ranges(
+    text: &[u8],
+    limit: usize,
+) -> impl Iterator<Item = Result<RangeInclusive<u16>, SignatureError>> {
+    let mut previous = None;
+    text.split(|&byte| byte == b',').map(move |part| {
         let (first, last) = match part.iter().position(|&byte| byte == b'-') {
             Some(dash) => {
                 let (first, rest) = part.split_at(dash);
@@ -31,13 +36,13 @@ pub(super) fn parse(text: &[u8], limit: usize) -> Result<Vec<u16>, SignatureErro
             }
             None => (number(part)?, number(part)?),
         };
-        let ascending = layers.last().is_none_or(|&previous| first > previous);
+        let ascending = previous.is_none_or(|previous| first > previous);
         if !ascending || first > last || usize::from(last) >= limit {
             return Err(invalid());
         }
-        layers.extend(first..=last);
-    }
-    Ok(layers)
+        previous = Some(last);
+        Ok(first..=last)
+    })
 }
 
 fn number(digits: &[u8]) -> Result<u16, SignatureError> {

@@ -24,6 +24,7 @@ mod eldr_sig;
 mod layers;
 mod payload;
 mod scan;
+mod varint;
 
 use std::fmt::Write as _;
 
@@ -225,8 +226,8 @@ impl Signature {
     pub fn decode(header: &[u8]) -> Result<Self, SignatureError> {
         let encoded = Encoded::parse(header)?;
         let layers = encoded.layers();
-        let mut scratch = Scratch::default();
-        let counts = encoded.rows(&layers, &mut scratch)?.to_vec();
+        let mut counts = Vec::new();
+        encoded.rows(&layers, &mut Scratch::default(), &mut counts)?;
         let (geometry, prompt_tokens) = (encoded.geometry(), encoded.prompt_tokens());
         Ok(Self {
             geometry,
@@ -238,7 +239,10 @@ impl Signature {
 
     /// The header value. `decode(encode(x)) == x` for both encodings.
     pub fn encode(&self, encoding: Encoding) -> String {
-        let bytes = payload::pack(&self.counts, encoding);
+        let bytes = match encoding {
+            Encoding::U16 => self.counts.iter().flat_map(|n| n.to_le_bytes()).collect(),
+            Encoding::Varint => varint::pack(&self.counts),
+        };
         let mut header = String::with_capacity(bytes.len() / 3 * 4 + 64);
         header.push(':');
         STANDARD.encode_string(&bytes, &mut header);

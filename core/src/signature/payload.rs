@@ -1,11 +1,14 @@
 //! A parsed header whose payload is still base64, and the decoding of the rows that a caller asks for.
 
+use std::ops::RangeInclusive;
+
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use base64_simd::AsOut as _;
 
 use super::scan::{Bare, MAX_INTEGER, Scanner};
-use super::{Encoding, Geometry, MAX_COUNTS, MAX_HEADER_BYTES, SignatureError, layers};
+use super::{Encoding, Geometry, MAX_COUNTS, MAX_HEADER_BYTES, SignatureError, layers, varint};
 
 pub(super) const ALLOWED_N: &str = "a whole number from 0 to 999999999999999";
 const ALLOWED_SIZE: &str = "a whole number from 1 to 65536";
@@ -22,7 +25,7 @@ const LENIENT: GeneralPurpose = GeneralPurpose::new(
 #[derive(Debug, Default)]
 pub struct Scratch {
     bytes: Vec<u8>,
-    counts: Vec<u16>,
+    layers: Vec<u16>,
 }
 
 /// A signature header whose parameters are read and whose payload is not yet decoded.
@@ -31,8 +34,10 @@ pub struct Encoded<'a> {
     geometry: Geometry,
     encoding: Encoding,
     prompt_tokens: Option<u64>,
-    /// Rows in the payload where they are not all layers.
-    layers: Option<Vec<u16>>,
+    /// Checked list of the payload's rows where they are not all layers.
+    list: Option<&'a [u8]>,
+    /// Rows in the payload.
+    rows: usize,
     /// base64 without padding.
     text: &'a [u8],
 }
@@ -50,17 +55,17 @@ impl<'a> Encoded<'a> {
         }
         let mut scanner = Scanner::new(header);
         let text = scanner.byte_sequence()?;
-        let (mut l, mut e, mut rows) = (None, None, None);
+        let (mut l, mut e, mut list) = (None, None, None);
         let (mut encoding, mut prompt_tokens) = (Encoding::U16, None);
         while let Some((key, value)) = scanner.parameter()? {
             match key {
                 b"l" => l = Some(size("l", &value)?),
                 b"e" => e = Some(size("e", &value)?),
-                b"n" => prompt_tokens = Some(tokens(&value)?),
+                b"n" => prompt_tokens = Some(whole("n", &value, ALLOWED_N, 0..=MAX_INTEGER)?),
                 b"enc" => encoding = encoding_of(&value)?,
                 b"layers" => match value {
-                    Bare::String(list) => rows = Some(list),
-                    _ => rows = Some(b"".as_slice()), // refused below, with the message for bad lists
+                    Bare::String(text) => list = Some(text),
+                    _ => list = Some(b"".as_slice()), // refused below, with the message for bad lists
                 },
                 _ => {}
             }
@@ -69,14 +74,17 @@ impl<'a> Encoded<'a> {
             l.ok_or(SignatureError::Missing { name: "l" })?,
             e.ok_or(SignatureError::Missing { name: "e" })?,
         )?;
-        let layers = rows
-            .map(|list| layers::parse(list, geometry.layers))
-            .transpose()?;
+        let rows = match list {
+            Some(list) => layers::ranges(list, geometry.layers)
+                .try_fold(0, |rows, range| Ok(rows + range?.len()))?,
+            None => geometry.layers,
+        };
         let encoded = Self {
             geometry,
             encoding,
             prompt_tokens,
-            layers,
+            list,
+            rows,
             text: without_padding(text)?,
         };
         encoded.check_length()?;
@@ -95,43 +103,42 @@ impl<'a> Encoded<'a> {
 
     /// Layers that have a row, ascending.
     pub fn layers(&self) -> Vec<u16> {
-        match &self.layers {
-            Some(layers) => layers.clone(),
-            None => (0..self.geometry.layers)
-                .map(|layer| layer as u16)
-                .collect(),
+        let mut layers = Vec::with_capacity(self.rows);
+        self.layers_into(&mut layers);
+        layers
+    }
+
+    fn layers_into(&self, layers: &mut Vec<u16>) {
+        layers.clear();
+        match self.list {
+            // Checked by `parse`: every range is good.
+            Some(list) => {
+                layers.extend(
+                    layers::ranges(list, self.geometry.layers)
+                        .flatten()
+                        .flatten(),
+                );
+            }
+            None => layers.extend((0..self.rows).map(|layer| layer as u16)),
         }
     }
 
-    /// Counts of the `wanted` layers (ascending), row-major `[wanted][expert]`.
+    /// Counts of the `wanted` layers (ascending), row-major `[wanted][expert]`, in place of what is in `counts`.
     /// Of a `u16` payload only these rows are decoded; a `varint` payload has to be walked.
     ///
     /// # Errors
     /// A wanted layer has no row, or its text is not what the header promised.
-    pub fn rows<'s>(
+    pub fn rows<T: From<u16>>(
         &self,
         wanted: &[u16],
-        scratch: &'s mut Scratch,
-    ) -> Result<&'s [u16], SignatureError> {
-        scratch.counts.clear();
+        scratch: &mut Scratch,
+        counts: &mut Vec<T>,
+    ) -> Result<(), SignatureError> {
+        counts.clear();
+        self.layers_into(&mut scratch.layers);
         match self.encoding {
-            Encoding::U16 => self.rows_u16(wanted, scratch)?,
-            Encoding::Varint => self.rows_varint(wanted, scratch)?,
-        }
-        Ok(&scratch.counts)
-    }
-
-    fn row_count(&self) -> usize {
-        self.layers.as_ref().map_or(self.geometry.layers, Vec::len)
-    }
-
-    /// Index of a layer's row in the payload.
-    fn row_of(&self, layer: u16) -> Result<usize, SignatureError> {
-        let missing = SignatureError::NoRow { layer };
-        match &self.layers {
-            Some(layers) => layers.binary_search(&layer).map_err(|_| missing),
-            None if usize::from(layer) < self.geometry.layers => Ok(usize::from(layer)),
-            None => Err(missing),
+            Encoding::U16 => self.rows_u16(wanted, scratch, counts),
+            Encoding::Varint => self.rows_varint(wanted, scratch, counts),
         }
     }
 
@@ -139,7 +146,7 @@ impl<'a> Encoded<'a> {
         let found = decoded_length(self.text.len()).ok_or(SignatureError::Base64 {
             at: self.text.len() / 4 * 4,
         })?;
-        let counts = self.row_count() * self.geometry.experts;
+        let counts = self.rows * self.geometry.experts;
         let fits = match self.encoding {
             Encoding::U16 => found == 2 * counts,
             Encoding::Varint => (counts..=3 * counts).contains(&found),
@@ -160,59 +167,46 @@ impl<'a> Encoded<'a> {
         }
     }
 
-    fn rows_u16(&self, wanted: &[u16], scratch: &mut Scratch) -> Result<(), SignatureError> {
+    fn rows_u16<T: From<u16>>(
+        &self,
+        wanted: &[u16],
+        Scratch { bytes, layers }: &mut Scratch,
+        counts: &mut Vec<T>,
+    ) -> Result<(), SignatureError> {
         let row_bytes = 2 * self.geometry.experts;
-        scratch.counts.reserve(wanted.len() * self.geometry.experts);
+        let row_of = |&layer: &u16| {
+            let row = layers.binary_search(&layer);
+            row.map_err(|_| SignatureError::NoRow { layer })
+        };
         for run in wanted.chunk_by(|a, b| u32::from(*a) + 1 == u32::from(*b)) {
             // Layers that follow each other and are all present are rows that follow each other.
-            let mut rows = run.iter().map(|&layer| self.row_of(layer));
-            let first = rows.clone().next().transpose()?.unwrap_or_default();
+            let mut rows = run.iter().map(row_of);
+            let first = rows.next().transpose()?.unwrap_or_default();
             rows.try_for_each(|row| row.map(drop))?;
             let (start, length) = (first * row_bytes, run.len() * row_bytes);
-            let bytes = self.bytes(start, length, &mut scratch.bytes)?;
-            let (pairs, _) = bytes.as_chunks::<2>();
-            scratch
-                .counts
-                .extend(pairs.iter().map(|pair| u16::from_le_bytes(*pair)));
+            let (pairs, _) = self.bytes(start, length, bytes)?.as_chunks::<2>();
+            counts.extend(pairs.iter().map(|&pair| T::from(u16::from_le_bytes(pair))));
         }
         Ok(())
     }
 
-    fn rows_varint(&self, wanted: &[u16], scratch: &mut Scratch) -> Result<(), SignatureError> {
+    fn rows_varint<T: From<u16>>(
+        &self,
+        wanted: &[u16],
+        Scratch { bytes, layers }: &mut Scratch,
+        counts: &mut Vec<T>,
+    ) -> Result<(), SignatureError> {
         let length = decoded_length(self.text.len()).unwrap_or_default();
-        let mut bytes = self
-            .bytes(0, length, &mut scratch.bytes)?
-            .iter()
-            .copied()
-            .enumerate();
+        let mut reader = varint::Reader::new(self.bytes(0, length, bytes)?);
         let mut wanted = wanted.iter().copied().peekable();
-        for row in 0..self.row_count() {
-            let layer = match &self.layers {
-                Some(layers) => layers.get(row).copied(),
-                None => u16::try_from(row).ok(),
-            };
-            let keep = layer.is_some() && wanted.next_if(|next| Some(*next) == layer).is_some();
-            for _ in 0..self.geometry.experts {
-                let count = varint(&mut bytes)?;
-                if keep {
-                    scratch.counts.push(count);
-                }
-            }
+        for &layer in layers.iter() {
+            let keep = wanted.next_if_eq(&layer).is_some();
+            reader.row(self.geometry.experts, keep.then_some(&mut *counts))?;
         }
         if let Some(layer) = wanted.next() {
             return Err(SignatureError::NoRow { layer });
         }
-        match bytes.count() {
-            0 => Ok(()),
-            rest => {
-                let expected = length - rest;
-                Err(SignatureError::Length {
-                    found: length,
-                    expected,
-                    unit: "bytes",
-                })
-            }
-        }
+        reader.end()
     }
 
     /// Decodes `length` payload bytes from byte `start` on: the groups of four characters that hold them.
@@ -225,68 +219,32 @@ impl<'a> Encoded<'a> {
         let from = start / 3 * 4;
         let to = ((start + length).div_ceil(3) * 4).min(self.text.len());
         let text = self.text.get(from..to).unwrap_or_default();
-        // The decoder wants room for whole groups.
-        buffer.resize(text.len().div_ceil(4) * 3, 0);
         let broken = SignatureError::Base64 { at: from };
-        LENIENT
-            .decode_slice(text, buffer)
-            .map_err(|_| broken.clone())?;
+        decode(text, buffer).ok_or_else(|| broken.clone())?;
         let skip = start % 3;
         buffer.get(skip..skip + length).ok_or(broken)
     }
 }
 
-/// Counts in wire form.
-pub(super) fn pack(counts: &[u16], encoding: Encoding) -> Vec<u8> {
-    match encoding {
-        Encoding::U16 => counts
-            .iter()
-            .flat_map(|count| count.to_le_bytes())
-            .collect(),
-        Encoding::Varint => {
-            let mut bytes = Vec::with_capacity(counts.len());
-            for &count in counts {
-                let mut rest = count;
-                while rest > 0x7f {
-                    bytes.push(rest as u8 | 0x80);
-                    rest >>= 7;
-                }
-                bytes.push(rest as u8);
-            }
-            bytes
-        }
-    }
-}
-
-/// One LEB128 number of at most three bytes.
-fn varint(bytes: &mut impl Iterator<Item = (usize, u8)>) -> Result<u16, SignatureError> {
-    let mut value = 0u32;
-    let mut at = 0;
-    for shift in [0, 7, 14] {
-        let Some((index, byte)) = bytes.next() else {
-            return Err(SignatureError::Length {
-                found: at,
-                expected: at + 1,
-                unit: "bytes",
-            });
-        };
-        at = index + 1;
-        value |= u32::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return u16::try_from(value).map_err(|_| SignatureError::Varint { at: index });
-        }
-    }
-    Err(SignatureError::Varint {
-        at: at.saturating_sub(1),
-    })
+/// Decodes base64 without padding, leniently, into `buffer`; `None` where it is broken.
+fn decode(text: &[u8], buffer: &mut Vec<u8>) -> Option<()> {
+    // The SIMD decoder refuses pad bits that are not zero; only the last group can have pad bits.
+    let (whole, rest) = text.split_at(text.len() / 4 * 4);
+    buffer.resize(whole.len() / 4 * 3 + 3, 0);
+    let (groups, last) = buffer.split_at_mut(whole.len() / 4 * 3);
+    base64_simd::STANDARD_NO_PAD
+        .decode(whole, groups.as_out())
+        .ok()?;
+    let length = LENIENT.decode_slice(rest, last).ok()?;
+    buffer.truncate(whole.len() / 4 * 3 + length);
+    Some(())
 }
 
 /// A byte sequence that no parameter of ours is: checked, not used.
 pub(super) fn check_base64(text: &[u8]) -> Result<(), SignatureError> {
-    let mut buffer = vec![0; text.len().div_ceil(4) * 3];
-    match LENIENT.decode_slice(without_padding(text)?, &mut buffer) {
-        Ok(_) => Ok(()),
-        Err(_) => Err(SignatureError::Base64 { at: 0 }),
+    match decode(without_padding(text)?, &mut Vec::new()) {
+        Some(()) => Ok(()),
+        None => Err(SignatureError::Base64 { at: 0 }),
     }
 }
 
@@ -310,35 +268,22 @@ fn decoded_length(characters: usize) -> Option<usize> {
 }
 
 fn size(name: &'static str, value: &Bare<'_>) -> Result<usize, SignatureError> {
-    match value {
-        Bare::Integer(value) => usize::try_from(*value)
-            .ok()
-            .filter(|size| (1..=MAX_COUNTS).contains(size))
-            .ok_or(SignatureError::Parameter {
-                name,
-                allowed: ALLOWED_SIZE,
-            }),
-        _ => Err(SignatureError::Parameter {
-            name,
-            allowed: ALLOWED_SIZE,
-        }),
-    }
+    whole(name, value, ALLOWED_SIZE, 1..=MAX_COUNTS as u64).map(|size| size as usize)
 }
 
-fn tokens(value: &Bare<'_>) -> Result<u64, SignatureError> {
-    match value {
-        Bare::Integer(value) => u64::try_from(*value)
-            .ok()
-            .filter(|tokens| *tokens <= MAX_INTEGER)
-            .ok_or(SignatureError::Parameter {
-                name: "n",
-                allowed: ALLOWED_N,
-            }),
-        _ => Err(SignatureError::Parameter {
-            name: "n",
-            allowed: ALLOWED_N,
-        }),
-    }
+fn whole(
+    name: &'static str,
+    value: &Bare<'_>,
+    allowed: &'static str,
+    range: RangeInclusive<u64>,
+) -> Result<u64, SignatureError> {
+    let number = match value {
+        Bare::Integer(value) => u64::try_from(*value).ok(),
+        _ => None,
+    };
+    number
+        .filter(|number| range.contains(number))
+        .ok_or(SignatureError::Parameter { name, allowed })
 }
 
 fn encoding_of(value: &Bare<'_>) -> Result<Encoding, SignatureError> {

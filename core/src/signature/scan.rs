@@ -32,8 +32,7 @@ impl<'a> Scanner<'a> {
         self.skip_spaces();
         self.expect(b':', "`:` and a byte sequence")?;
         let text = self.rest();
-        let length = text.iter().position(|&byte| byte == b':');
-        let Some(length) = length else {
+        let Some(length) = memchr::memchr(b':', text) else {
             self.at = self.input.len();
             return Err(self.error("`:` that ends the byte sequence"));
         };
