@@ -111,16 +111,16 @@ mod tests {
     #[test]
     fn a_leg_reached_a_worker_unless_envoy_says_that_it_did_not() {
         for (flags, has_upstream, reached) in [
-            (0, true, true),          // an answer
-            (0, false, false),        // another filter answered, or the client left first
-            (0x20, true, false),      // connection refused: a host was chosen, it never had the request
-            (0x2, false, false),      // no healthy host
+            (0, true, true),            // an answer
+            (0, false, false),          // another filter answered, or the client left first
+            (0x20, true, false), // connection refused: a host was chosen, it never had the request
+            (0x2, false, false), // no healthy host
             (0x100_0000, false, false), // no such cluster
-            (0x80, true, false),      // circuit breaker
-            (0x40, true, true),       // broke off
+            (0x80, true, false), // circuit breaker
+            (0x40, true, true),  // broke off
             (0x20 | 0x40, true, true), // broke off, then the retry was refused
-            (0x4000, true, true),     // the client left while a worker had it
-            (0x4000, false, false),   // the client left while connecting
+            (0x4000, true, true), // the client left while a worker had it
+            (0x4000, false, false), // the client left while connecting
         ] {
             assert_eq!(
                 reached_worker(flags, has_upstream),
