@@ -8,11 +8,13 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use eldr_core::blob::Blob;
 use eldr_core::decide::{Policy, Rule};
+use eldr_core::prefix_hash::{LOAD_FACTOR, PREFIX_BYTES};
 use eldr_core::route::Map;
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::load::Timing;
+use crate::release::Form;
 
 /// A model name that matches any.
 pub const ANY_MODEL: &str = "*";
@@ -25,10 +27,18 @@ struct Raw {
     prefill_clusters: Vec<String>,
     #[serde(default)]
     prefill_policy: PrefillPolicy,
+    #[serde(default = "default_prefill_prefix_bytes")]
+    prefill_prefix_bytes: u64,
+    #[serde(default = "default_prefill_load_factor")]
+    prefill_load_factor: f64,
     #[serde(default = "default_prefill_timeout_ms")]
     prefill_timeout_ms: u64,
+    #[serde(default = "default_prefill_retry")]
+    prefill_retry: bool,
     #[serde(default)]
     on_prefill_failure: OnPrefillFailure,
+    #[serde(default)]
+    release: Form,
     #[serde(default)]
     mode: Mode,
     #[serde(default)]
@@ -59,6 +69,18 @@ struct RawBlob {
     inline: String,
 }
 
+fn default_prefill_prefix_bytes() -> u64 {
+    PREFIX_BYTES as u64
+}
+
+fn default_prefill_load_factor() -> f64 {
+    LOAD_FACTOR
+}
+
+fn default_prefill_retry() -> bool {
+    true
+}
+
 fn default_prefill_timeout_ms() -> u64 {
     30_000
 }
@@ -78,6 +100,10 @@ pub enum PrefillPolicy {
     /// One after the other, per thread.
     #[default]
     RoundRobin,
+    /// The one with the fewest prefill legs in flight.
+    LeastLoaded,
+    /// The one that served the same beginning of a prompt, unless it is overloaded: prefixes stay cached.
+    PrefixHash,
 }
 
 /// What becomes of a request whose prefill leg failed.
@@ -120,10 +146,18 @@ pub struct Config {
     pub prefill_clusters: Vec<String>,
     /// How one of them is chosen.
     pub prefill_policy: PrefillPolicy,
-    /// Deadline of the prefill leg.
+    /// Bytes of a prompt that `prefix_hash` looks at.
+    pub prefill_prefix_bytes: usize,
+    /// `prefix_hash` passes over a cluster above this multiple of the mean load.
+    pub prefill_load_factor: f64,
+    /// Deadline of the prefill leg, its retry included.
     pub prefill_timeout_ms: u64,
+    /// Whether a leg that did not get through is sent once more, to another cluster.
+    pub prefill_retry: bool,
     /// After its failure.
     pub on_prefill_failure: OnPrefillFailure,
+    /// How KV blocks are released that no decode worker will fetch.
+    pub release: Form,
     /// Who runs the prefill leg.
     pub mode: Mode,
     /// How it hands over.
@@ -205,6 +239,13 @@ impl Config {
         check.clusters("decode_clusters", &raw.decode_clusters);
         check.clusters("prefill_clusters", &raw.prefill_clusters);
         check.range("prefill_timeout_ms", raw.prefill_timeout_ms, 1, 3_600_000);
+        let prefix_bytes = raw.prefill_prefix_bytes;
+        check.range("prefill_prefix_bytes", prefix_bytes, 1, 1 << 20);
+        let load_factor = raw.prefill_load_factor;
+        if !(1.0..=100.0).contains(&load_factor) {
+            let found = load_factor.to_string();
+            check.mistake("prefill_load_factor", &found, "a number from 1 to 100");
+        }
         check.range("load_lease_ms", raw.load_lease_ms, 500, 60_000);
         check.range("load_refresh_ms", raw.load_refresh_ms, 0, 1_000);
         if raw.models.is_empty() {
@@ -231,8 +272,12 @@ impl Config {
             decode_clusters: raw.decode_clusters,
             prefill_clusters: raw.prefill_clusters,
             prefill_policy: raw.prefill_policy,
+            prefill_prefix_bytes: prefix_bytes as usize,
+            prefill_load_factor: load_factor,
             prefill_timeout_ms: raw.prefill_timeout_ms,
+            prefill_retry: raw.prefill_retry,
             on_prefill_failure: raw.on_prefill_failure,
+            release: raw.release,
             mode: raw.mode,
             protocol: raw.protocol,
             timing: Timing {

@@ -7,6 +7,8 @@
 //! | [`headers`] | what clients may not send and never see; what goes along to prefill |
 //! | [`body`] | edits of a JSON object that leave every other byte as it was |
 //! | [`nixl`] | the two legs of vLLM's NixlConnector |
+//! | [`prefill`] | where a prefill leg goes, and whether it is sent once more |
+//! | [`release`] | KV blocks that no decode worker will fetch |
 //! | [`request`] | life of one request: headers → body → prefill answer → decode leg |
 //! | [`load`] | requests in flight, shared between threads, forgotten when a thread dies |
 //! | [`blobs`] | centroid blobs in shared data |
@@ -36,5 +38,7 @@ pub mod load;
 pub mod metrics;
 pub mod nixl;
 pub mod plugin;
+pub mod prefill;
+pub mod release;
 pub mod request;
 pub mod shared;

@@ -19,7 +19,7 @@ pub fn routed(cluster: &str) -> String {
     format!("eldr.worker.{cluster}.routed")
 }
 
-/// Gauge: requests in flight to a decode cluster, from all threads, as of the last tick.
+/// Gauge: decode requests or prefill legs in flight to a cluster, from all threads, as of the last tick.
 pub fn in_flight(cluster: &str) -> String {
     format!("eldr.worker.{cluster}.in_flight")
 }
@@ -32,5 +32,13 @@ pub const SIMILARITY: &str = "eldr.similarity_permille";
 pub const PREFILL_MS: &str = "eldr.prefill_ms";
 /// Counter: prefill answers whose client was gone.
 pub const LATE_PREFILL: &str = "eldr.late_prefill";
+/// Counter: prefill legs that were sent once more, to another cluster.
+pub const PREFILL_RETRY: &str = "eldr.prefill_retry";
+/// Counter: releases of KV blocks that were sent.
+pub const RELEASE_SENT: &str = "eldr.release_sent";
+/// Counter: releases that could not be sent or were not answered with success.
+pub const RELEASE_FAILED: &str = "eldr.release_failed";
+/// Counter: releases that were not sent because too many were under way.
+pub const RELEASE_DROPPED: &str = "eldr.release_dropped";
 /// Counter: blobs that were published and could not be used.
 pub const BLOB_REFUSED: &str = "eldr.blob_refused";

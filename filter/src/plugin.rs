@@ -2,9 +2,13 @@
 
 use eldr_core::blob::Blob;
 use eldr_core::decide::{Decision, Draw, Rule, Worker, WorkerIndex};
+use eldr_core::prefix_hash::{Ring, VNODES};
 use eldr_core::route::{Map, Scratch, route};
+use eldr_core::signature::header_from_eldr_sig;
 
+use crate::body;
 use crate::config::{ANY_MODEL, Config, PrefillPolicy};
+use crate::prefill::Leg;
 
 /// Index into the configured models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +20,8 @@ pub struct Plugin {
     config: Config,
     /// One per model.
     maps: Vec<Option<Map>>,
+    /// Empty unless the policy looks at prefixes.
+    prefill_ring: Ring,
     /// A request's body came while its headers were held, so Envoy is set up for that.
     pub gets_bodies: bool,
 }
@@ -28,7 +34,12 @@ impl Plugin {
             .iter_mut()
             .map(|model| model.blob.take().map(|(_, map)| map))
             .collect();
+        let vnodes = match config.prefill_policy {
+            PrefillPolicy::PrefixHash => VNODES,
+            PrefillPolicy::RoundRobin | PrefillPolicy::LeastLoaded => 0,
+        };
         Self {
+            prefill_ring: Ring::new(&config.prefill_clusters, vnodes),
             config,
             maps,
             gets_bodies: false,
@@ -112,15 +123,37 @@ impl Plugin {
             .unwrap_or_default()
     }
 
-    /// Chooses the prefill cluster; `sequence` grows by one per request.
-    pub fn prefill_cluster(&self, sequence: u64) -> &str {
-        let clusters = &self.config.prefill_clusters;
-        let turn = match self.config.prefill_policy {
-            PrefillPolicy::RoundRobin => sequence.checked_rem(clusters.len() as u64),
-        };
-        turn.and_then(|turn| clusters.get(turn as usize))
-            .map(String::as_str)
+    /// Chooses the cluster that a prefill leg goes to next: see [`Leg::choose`].
+    pub fn choose_prefill(
+        &self,
+        leg: &mut Leg,
+        in_flight: impl Fn(&str) -> u32,
+        turn: impl FnOnce() -> u64,
+    ) -> &str {
+        leg.choose(&self.config, &self.prefill_ring, in_flight, turn)
+    }
+
+    /// Chooses the cluster that a release goes to: the least loaded, not the one that just failed if there is another.
+    pub fn release_cluster(&self, failed: Option<&str>, in_flight: impl Fn(&str) -> u32) -> &str {
+        let clusters = self.config.decode_clusters.iter().map(String::as_str);
+        clusters
+            .min_by_key(|cluster| (Some(*cluster) == failed, in_flight(cluster)))
             .unwrap_or_default()
+    }
+
+    /// Value of a signature header that says what a prefill answer's `eldr_sig` (raw JSON) says, or one that is as
+    /// malformed. An absent signature is empty or null, for the official artifact.
+    pub fn header_from_eldr_sig(&self, model: Option<ModelIndex>, raw: &str) -> Option<Vec<u8>> {
+        if raw == "null" || raw == "\"\"" {
+            return None;
+        }
+        // Without a blob nobody looks at it.
+        let geometry = self.map(model).map(Map::geometry);
+        let text = body::string(raw);
+        let header = geometry
+            .zip(text)
+            .and_then(|(geometry, text)| header_from_eldr_sig(text.as_bytes(), geometry).ok());
+        Some(header.unwrap_or_default().into_bytes())
     }
 
     fn map(&self, model: Option<ModelIndex>) -> Option<&Map> {
@@ -242,9 +275,35 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn prefill_clusters_take_turns() {
+    fn releases_go_to_the_least_loaded_but_not_where_decode_just_failed() {
         let plugin = plugin();
-        let turns: Vec<&str> = (0..4).map(|turn| plugin.prefill_cluster(turn)).collect();
-        assert_eq!(turns, ["p0", "p1", "p0", "p1"]);
+        let loads = |cluster: &str| u32::from(cluster == "decode-0");
+        assert_eq!(plugin.release_cluster(None, loads), "decode-1");
+        assert_eq!(plugin.release_cluster(Some("decode-1"), loads), "decode-0");
+    }
+
+    #[test]
+    fn the_artifacts_signature_is_read_with_the_geometry_of_the_blob() {
+        let plugin = plugin();
+        // 0, 9, 0, 0 as i16.
+        let (good, negative) = ("\"AAAJAAAAAAA=\"", "\"AAD//wAAAAA=\"");
+        for (model, raw, expected) in [
+            ("moe", good, ("decode-1", Reason::InBand)),
+            ("moe", negative, ("decode-1", Reason::MalformedSignature)),
+            (
+                "moe",
+                "\"AAAJAA==\"",
+                ("decode-1", Reason::MalformedSignature),
+            ),
+            ("moe", "17", ("decode-1", Reason::MalformedSignature)),
+            ("moe", "null", ("decode-1", Reason::NoSignature)),
+            ("moe", "\"\"", ("decode-1", Reason::NoSignature)),
+            ("other", good, ("decode-1", Reason::NoBlob)),
+        ] {
+            let header = plugin.header_from_eldr_sig(plugin.model(Some(model)), raw);
+            let header = header.map(|header| String::from_utf8(header).unwrap());
+            let (cluster, reason) = decide(&plugin, model, header.as_deref());
+            assert_eq!((cluster.as_str(), reason), expected, "{model} {raw}");
+        }
     }
 }

@@ -251,6 +251,11 @@ impl Upstream {
         *lock(&self.shared.script) = Script::Answer(answer);
     }
 
+    /// Closes its port and its connections: from now on it refuses.
+    pub fn close(&self) {
+        self.server.abort();
+    }
+
     /// From now on every request waits for the test: see [`Upstream::next`].
     pub fn by_hand(&self) {
         *lock(&self.shared.script) = Script::ByHand;

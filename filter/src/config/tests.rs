@@ -24,6 +24,11 @@ fn a_minimal_configuration_has_the_documented_defaults() {
     );
     assert_eq!(config.prefill_timeout_ms, 30_000);
     assert_eq!(config.on_prefill_failure, OnPrefillFailure::DecodeOnly);
+    assert_eq!(config.prefill_policy, PrefillPolicy::RoundRobin);
+    assert_eq!(config.prefill_prefix_bytes, 1_024);
+    assert_eq!(config.prefill_load_factor, 1.25);
+    assert!(config.prefill_retry);
+    assert_eq!(config.release, Form::Decode);
     assert_eq!(config.models[0].rule, Rule::default());
     assert!(!config.debug_headers);
 }
@@ -39,16 +44,20 @@ fn all_mistakes_are_reported_at_once() {
         "decode_clusters": ["d", "d", "two words"],
         "prefill_clusters": [],
         "prefill_timeout_ms": 0,
+        "prefill_prefix_bytes": 0,
+        "prefill_load_factor": 0.9,
         "load_lease_ms": 1,
     }))
     .unwrap_err();
     let text = mistakes.to_string();
     let expected = [
-        "plugin configuration refused, 12 mistake(s):",
+        "plugin configuration refused, 14 mistake(s):",
         "\n  decode_clusters[1]: found \"d\", allowed: visible ASCII characters, each cluster once",
         "\n  decode_clusters[2]: found \"two words\", allowed: visible ASCII",
         "\n  prefill_clusters: found [], allowed: at least one Envoy cluster",
         "\n  prefill_timeout_ms: found 0, allowed: 1 to 3600000",
+        "\n  prefill_prefix_bytes: found 0, allowed: 1 to 1048576",
+        "\n  prefill_load_factor: found 0.9, allowed: a number from 1 to 100",
         "\n  load_lease_ms: found 1, allowed: 500 to 60000",
         "\n  models[0].tau: found -0.5, allowed: 0 to 2",
         "\n  models[0].max_load_factor: found 0.5, allowed: a number from 1 to 100, or \"none\"",

@@ -8,15 +8,15 @@ use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{BufferType, ContextType, LogLevel, MapType};
 
+use super::calls;
 use super::stream::{self, Stream};
 use super::vm::{self, SharedPlugin};
 use super::{EnvoyShared, headers, log, now_ms};
 use crate::blobs;
 use crate::config::Config;
-use crate::headers::for_prefill;
 use crate::metrics;
 use crate::plugin::{ModelIndex, Plugin};
-use crate::request::{Answer, PrefillLeg};
+use crate::request::Answer;
 
 /// Heartbeat, gauges and blob updates.
 const TICK: Duration = Duration::from_millis(200);
@@ -24,8 +24,10 @@ const TICK: Duration = Duration::from_millis(200);
 /// Most bytes of a prefill answer that are read.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 
-#[derive(Default)]
 pub(super) struct Root {
+    id: u32,
+    /// Envoy wants it to go; it stays until its calls are answered.
+    ending: bool,
     plugin: Option<SharedPlugin>,
     /// Tells the plugins of one VM apart in shared data.
     name: String,
@@ -39,9 +41,6 @@ impl Context for Root {
         body_size: usize,
         _: usize,
     ) {
-        let Some(stream) = vm::with(|vm| vm.calls.remove(&token)) else {
-            return;
-        };
         let answer = Answer {
             // Without headers the maps may not even be asked for.
             headers: if num_headers == 0 {
@@ -58,18 +57,18 @@ impl Context for Root {
             .flatten()
             .unwrap_or_default(),
         };
-        on_answer(stream, &answer);
-    }
-}
-
-/// Acts on the stream, if it is still there.
-fn on_answer(stream: u32, answer: &Answer) {
-    let waiting = vm::with(|vm| vm.waiting.remove(&stream));
-    match waiting {
-        Some(waiting) if hostcalls::set_effective_context(stream).is_ok() => {
-            stream::on_prefill(&waiting, answer);
+        calls::on_answer(token, &answer);
+        if self.ending && calls::is_idle(self.id) {
+            self.ending = false;
+            let _ = hostcalls::done();
         }
-        _ => vm::with(|vm| vm.metrics.count(metrics::LATE_PREFILL)),
+    }
+
+    /// Waits for the answers to its calls: they end counts, and may have blocks to release.
+    fn on_done(&mut self) -> bool {
+        calls::run_errands(self.id);
+        self.ending = !calls::is_idle(self.id);
+        !self.ending
     }
 }
 
@@ -112,7 +111,12 @@ impl RootContext for Root {
                 let now = now_ms();
                 vm.loads.tick(&EnvoyShared, now, timing);
                 vm.loads.refresh(&EnvoyShared, now, timing);
-                for cluster in &plugin.config().decode_clusters {
+                let config = plugin.config();
+                for cluster in config
+                    .decode_clusters
+                    .iter()
+                    .chain(&config.prefill_clusters)
+                {
                     let in_flight = vm.loads.in_flight(cluster);
                     vm.metrics
                         .set(&metrics::in_flight(cluster), u64::from(in_flight));
@@ -124,11 +128,9 @@ impl RootContext for Root {
     }
 
     fn on_queue_ready(&mut self, queue: u32) {
-        // The bytes only wake; the list says what to do.
+        // The bytes only wake; the errands say what to do.
         while let Ok(Some(_)) = hostcalls::dequeue_shared_queue(queue) {}
-        while let Some(stream) = vm::with(|vm| vm.to_dispatch.pop_front()) {
-            dispatch(stream);
-        }
+        calls::run_errands(self.id);
     }
 
     fn create_http_context(&self, id: u32) -> Option<Box<dyn HttpContext>> {
@@ -141,6 +143,15 @@ impl RootContext for Root {
 }
 
 impl Root {
+    pub(super) fn new(id: u32) -> Self {
+        Self {
+            id,
+            ending: false,
+            plugin: None,
+            name: String::new(),
+        }
+    }
+
     fn blob_name(&self, model: &str) -> String {
         format!("{}.{model}", self.name)
     }
@@ -173,39 +184,5 @@ impl Root {
                 }
             }
         }
-    }
-}
-
-/// Sends a stream's prefill leg. A leg that cannot be sent is answered like one that broke off.
-fn dispatch(stream: u32) {
-    let Some((plugin, request, turn)) = vm::with(|vm| {
-        let waiting = vm.waiting.get(&stream)?;
-        let (plugin, request) = (waiting.plugin.clone(), waiting.request.clone());
-        Some((plugin, request, vm.turn()))
-    }) else {
-        return; // gone before it was sent
-    };
-    let PrefillLeg { headers, body } = request.borrow_mut().take_leg();
-    let call = {
-        let plugin = plugin.borrow();
-        hostcalls::dispatch_http_call(
-            plugin.prefill_cluster(turn),
-            for_prefill(&headers),
-            Some(body.as_bytes()),
-            vec![],
-            Duration::from_millis(plugin.config().prefill_timeout_ms),
-        )
-    };
-    match call {
-        Ok(token) => vm::with(|vm| {
-            vm.calls.insert(token, stream);
-        }),
-        Err(_) => on_answer(
-            stream,
-            &Answer {
-                headers: vec![],
-                body: vec![],
-            },
-        ),
     }
 }

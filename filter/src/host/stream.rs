@@ -7,10 +7,12 @@ use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::{Action, BufferType, LogLevel, MapType, Status};
 
+use super::calls::Errand;
 use super::vm::{self, SharedPlugin, SharedRequest, Starving, Waiting};
 use super::{EnvoyShared, headers, log, now_ms, now_ns, remove_header, set_header};
 use crate::headers::{self as names, is_private, is_steering};
 use crate::metrics;
+use crate::release::reached_worker;
 use crate::request::{Answer, Head, OnBody, OnHeaders, OnPrefill, Reply};
 
 pub(super) struct Stream {
@@ -58,7 +60,7 @@ impl Stream {
                 let timing = plugin.borrow().config().timing;
                 let woken = vm::with(|vm| {
                     vm.waiting.insert(self.id, waiting.clone());
-                    vm.wake_root(self.id, timing)
+                    vm.wake_root(Errand::Prefill(self.id), timing)
                 });
                 if !woken {
                     let answer = self
@@ -100,10 +102,12 @@ impl Stream {
         let Some(plugin) = &self.plugin else { return };
         let timing = plugin.borrow().config().timing;
         let outcome = self.request.borrow().outcome();
+        let counted = self.counted.borrow_mut().take();
+        let failed = counted.clone().unwrap_or_default();
         vm::with(|vm| {
             vm.waiting.remove(&self.id);
             vm.starving.remove(&self.id);
-            if let Some(cluster) = self.counted.borrow_mut().take() {
+            if let Some(cluster) = counted {
                 vm.loads.end(&EnvoyShared, &cluster, now_ms(), timing);
             }
             if let Some(outcome) = outcome {
@@ -112,6 +116,23 @@ impl Stream {
         });
         if let Some(outcome) = outcome {
             set_property("eldr_outcome", &outcome.to_string());
+        }
+        self.release(plugin, failed);
+    }
+
+    /// Has the KV blocks released that a decode leg was to fetch which never reached a worker.
+    fn release(&self, plugin: &SharedPlugin, failed: String) {
+        let mut request = self.request.borrow_mut();
+        let config = &plugin.borrow();
+        let (form, timing) = (config.config().release, config.config().timing);
+        if !request.is_handed_over() || reached_a_worker() {
+            return;
+        }
+        if let Some(release) = request.take_release(form) {
+            let errand = Errand::Release(release, plugin.clone(), failed);
+            if !vm::with(|vm| vm.wake_root(errand, timing)) {
+                vm::with(|vm| vm.metrics.count(metrics::RELEASE_FAILED));
+            }
         }
     }
 }
@@ -193,6 +214,9 @@ impl HttpContext for Stream {
         }
         let mut request = self.request.borrow_mut();
         request.on_response();
+        if reached_a_worker() {
+            request.on_decode_reached();
+        }
         for (name, value) in request.take_not_text() {
             let _ = hostcalls::add_map_value_bytes(MapType::HttpResponseHeaders, &name, &value);
         }
@@ -233,17 +257,31 @@ pub(super) fn answer_starving() {
 
 /// Bytes of the current stream's request that Envoy has received so far.
 fn received() -> u64 {
-    let size = hostcalls::get_property(vec!["request", "total_size"]);
-    let size = size.ok().flatten().and_then(|bytes| bytes.try_into().ok());
-    size.map(u64::from_le_bytes).unwrap_or_default()
+    number("request", "total_size")
+}
+
+/// Whether the current stream's decode leg reached a worker, as far as Envoy knows by now.
+fn reached_a_worker() -> bool {
+    let address = hostcalls::get_property(vec!["upstream", "address"]);
+    let has_upstream = address.ok().flatten().is_some_and(|text| !text.is_empty());
+    reached_worker(number("response", "flags"), has_upstream)
+}
+
+/// An attribute of the current stream that is a number; 0 where it is absent.
+fn number(of: &str, name: &str) -> u64 {
+    let value = hostcalls::get_property(vec![of, name]);
+    let value = value.ok().flatten().and_then(|bytes| bytes.try_into().ok());
+    value.map(u64::from_le_bytes).unwrap_or_default()
 }
 
 /// The prefill leg has ended; the effective context is the stream's.
 pub(super) fn on_prefill(waiting: &Waiting, answer: &Answer) {
     let elapsed = now_ms().saturating_sub(waiting.started_ms);
     vm::with(|vm| vm.metrics.record(metrics::PREFILL_MS, elapsed));
-    let on_failure = waiting.plugin.borrow().config().on_prefill_failure;
-    let next = waiting.request.borrow_mut().on_prefill(answer, on_failure);
+    let next = waiting
+        .request
+        .borrow_mut()
+        .on_prefill(answer, &waiting.plugin.borrow());
     let routed = match next {
         OnPrefill::Reply(answer) => Err(answer),
         OnPrefill::Route { signature, head } => route(waiting, signature.as_deref(), head.as_ref()),

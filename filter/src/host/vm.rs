@@ -9,6 +9,7 @@ use eldr_core::route::Scratch;
 use proxy_wasm::hostcalls;
 use proxy_wasm::types::LogLevel;
 
+use super::calls::{Call, Errand};
 use super::metrics::Metrics;
 use super::{EnvoyShared, log, now_ms, now_ns};
 use crate::load::{Loads, Timing};
@@ -48,13 +49,15 @@ pub(super) struct Vm {
     pub(super) waiting: HashMap<u32, Waiting>,
     /// Streams that wait for their body, while it is in doubt that one comes.
     pub(super) starving: HashMap<u32, Starving>,
-    /// Streams whose prefill leg is not yet dispatched.
-    pub(super) to_dispatch: VecDeque<u32>,
-    /// Stream of each call under way.
-    pub(super) calls: HashMap<u32, u32>,
+    /// What roots are to dispatch for streams.
+    pub(super) errands: VecDeque<Errand>,
+    /// Calls under way, by token.
+    pub(super) calls: HashMap<u32, Call>,
+    /// How many of them are releases.
+    pub(super) releases: usize,
     sequence: u64,
     /// Prefill legs have a sequence of their own: in step with the other, a round robin would skip workers.
-    turn: u64,
+    pub(super) turn: u64,
     entropy: u64,
 }
 
@@ -85,12 +88,6 @@ impl Vm {
         }
     }
 
-    /// Next turn of a round robin over prefill clusters.
-    pub(super) fn turn(&mut self) -> u64 {
-        self.turn += 1;
-        self.turn
-    }
-
     /// Claims this VM's slot and returns its number.
     pub(super) fn claim(&mut self, timing: Timing) -> Option<usize> {
         let slot = self.loads.claim(&EnvoyShared, now_ms(), timing);
@@ -103,11 +100,11 @@ impl Vm {
         slot
     }
 
-    /// Asks the root of the current stream to dispatch `stream`'s prefill leg.
+    /// Asks the root of the current stream to dispatch something.
     ///
     /// The queue is registered anew each time: that binds it to the root of this very stream, which lives as
     /// long as the stream does, whatever was reconfigured meanwhile.
-    pub(super) fn wake_root(&mut self, stream: u32, timing: Timing) -> bool {
+    pub(super) fn wake_root(&mut self, errand: Errand, timing: Timing) -> bool {
         let name = match self.claim(timing) {
             Some(slot) => format!("eldr.queue.{slot}"),
             // Without a slot there is no name that is this VM's alone but one made of its clock.
@@ -117,7 +114,7 @@ impl Vm {
             .and_then(|queue| hostcalls::enqueue_shared_queue(queue, Some(b"1")))
             .is_ok();
         if woken {
-            self.to_dispatch.push_back(stream);
+            self.errands.push_back(errand);
         }
         woken
     }
