@@ -11,6 +11,7 @@
 //! | [`release`] | KV blocks that no decode worker will fetch |
 //! | [`request`] | life of one request: headers → body → prefill answer → decode leg |
 //! | [`load`] | requests in flight, shared between threads, forgotten when a thread dies |
+//! | [`health`] | decode workers that do not answer are left out for a while |
 //! | [`blobs`] | centroid blobs in shared data |
 //! | [`plugin`] | a configuration with its blobs: chooses clusters |
 //! | [`metrics`] | names of what is counted |
@@ -32,6 +33,7 @@ pub mod blobs;
 pub mod body;
 pub mod config;
 pub mod headers;
+pub mod health;
 #[cfg(target_arch = "wasm32")]
 mod host;
 pub mod load;
