@@ -225,6 +225,8 @@ pub struct Decision {
     pub region: Option<RegionIndex>,
     /// Similarity to that region.
     pub similarity: Option<f32>,
+    /// Similarity to the most similar region, which may be another.
+    pub top: Option<f32>,
     /// Regions within `tau` of the most similar one; 0 where nobody looked.
     pub band: usize,
 }
@@ -271,6 +273,7 @@ fn fallback(reason: Reason, workers: &[Worker]) -> Decision {
         reason,
         region: None,
         similarity: None,
+        top: None,
         band: 0,
     }
 }
@@ -346,6 +349,7 @@ fn by_similarity(
                 reason,
                 region: Some(region),
                 similarity: Some(similarity),
+                top: Some(top),
                 band: band + usize::from(second.is_some()),
             });
         }

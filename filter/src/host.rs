@@ -8,6 +8,8 @@
 //! acts on the stream if it is still there.
 
 mod calls;
+mod decision;
+mod fetch;
 mod metrics;
 mod root;
 mod stream;

@@ -4,6 +4,7 @@
 //! | module | one idea |
 //! |---|---|
 //! | [`config`] | plugin configuration: raw → valid, all mistakes at once |
+//! | [`worker`] | a decode cluster with its weight |
 //! | [`headers`] | what clients may not send and never see; what goes along to prefill |
 //! | [`body`] | edits of a JSON object that leave every other byte as it was |
 //! | [`nixl`] | the two legs of vLLM's NixlConnector |
@@ -13,6 +14,7 @@
 //! | [`load`] | requests in flight, shared between threads, forgotten when a thread dies |
 //! | [`health`] | decode workers that do not answer are left out for a while |
 //! | [`blobs`] | centroid blobs in shared data |
+//! | [`poll`] | who fetches blobs, when, and what an answer means |
 //! | [`plugin`] | a configuration with its blobs: chooses clusters |
 //! | [`metrics`] | names of what is counted |
 //! | `host` | the only module that knows `proxy_wasm` |
@@ -40,7 +42,9 @@ pub mod load;
 pub mod metrics;
 pub mod nixl;
 pub mod plugin;
+pub mod poll;
 pub mod prefill;
 pub mod release;
 pub mod request;
 pub mod shared;
+pub mod worker;

@@ -8,6 +8,7 @@ use eldr_core::signature::header_from_eldr_sig;
 
 use crate::body;
 use crate::config::{ANY_MODEL, Config, PrefillPolicy};
+use crate::poll::Source;
 use crate::prefill::Leg;
 
 /// Index into the configured models.
@@ -22,6 +23,8 @@ pub struct Plugin {
     maps: Vec<Option<Map>>,
     /// Empty unless the policy looks at prefixes.
     prefill_ring: Ring,
+    /// Revision of each model's last blob that could not be used, so that it is refused once.
+    refused: Vec<Option<u64>>,
     /// A request's body came while its headers were held, so Envoy is set up for that.
     pub gets_bodies: bool,
 }
@@ -29,7 +32,7 @@ pub struct Plugin {
 impl Plugin {
     /// Puts the inline blobs to use.
     pub fn new(mut config: Config) -> Self {
-        let maps = config
+        let maps: Vec<_> = config
             .models
             .iter_mut()
             .map(|model| model.blob.take().map(|(_, map)| map))
@@ -41,6 +44,7 @@ impl Plugin {
         Self {
             prefill_ring: Ring::new(&config.prefill_clusters, vnodes),
             config,
+            refused: vec![None; maps.len()],
             maps,
             gets_bodies: false,
         }
@@ -75,14 +79,43 @@ impl Plugin {
         self.map(Some(model)).map(|map| map.revision)
     }
 
-    /// Replaces a model's blob; the old one stays when the new one cannot be used.
+    /// Where a model's blobs come from, if not from the configuration alone.
+    pub fn source(&self, model: ModelIndex) -> Option<&Source> {
+        self.config.models.get(model.0)?.source.as_ref()
+    }
+
+    /// Published blobs are of interest above this revision: neither in use nor refused.
+    pub fn known_revision(&self, model: ModelIndex) -> Option<u64> {
+        let refused = self.refused.get(model.0).copied().flatten();
+        self.revision(model).max(refused)
+    }
+
+    /// Verifies a blob in full: its own promises, and that it names configured decode clusters only.
+    ///
+    /// # Errors
+    /// Why it cannot be used.
+    pub fn bind(&self, bytes: &[u8]) -> Result<Map, String> {
+        let blob = Blob::from_bytes(bytes).map_err(|error| error.to_string())?;
+        Map::bind(blob, &self.config.decode_clusters).map_err(|error| error.to_string())
+    }
+
+    /// Replaces a model's blob by the one published as `revision`; the old one stays when the new one cannot be used.
     ///
     /// # Errors
     /// Why it cannot.
-    pub fn update(&mut self, model: ModelIndex, bytes: &[u8]) -> Result<u64, String> {
-        let blob = Blob::from_bytes(bytes).map_err(|error| error.to_string())?;
-        let map =
-            Map::bind(blob, &self.config.decode_clusters).map_err(|error| error.to_string())?;
+    pub fn update(
+        &mut self,
+        model: ModelIndex,
+        published_as: u64,
+        bytes: &[u8],
+    ) -> Result<u64, String> {
+        let bound = self.bind(bytes);
+        if bound.is_err()
+            && let Some(refused) = self.refused.get_mut(model.0)
+        {
+            *refused = (*refused).max(Some(published_as));
+        }
+        let map = bound?;
         let revision = map.revision;
         if let Some(settings) = self.config.models.get_mut(model.0)
             && !settings.tau_is_fixed
@@ -95,23 +128,30 @@ impl Plugin {
         Ok(revision)
     }
 
+    /// The decode clusters as a decision sees them.
+    pub fn workers(
+        &self,
+        in_flight: impl Fn(&str) -> u32,
+        is_available: impl Fn(&str) -> bool,
+    ) -> Vec<Worker> {
+        let clusters = self.config.decode_clusters.iter().zip(&self.config.shares);
+        clusters
+            .map(|(name, share)| share.worker(in_flight(name), is_available(name)))
+            .collect()
+    }
+
     /// Chooses the decode cluster.
     pub fn decide(
         &self,
         model: Option<ModelIndex>,
         signature: Option<&[u8]>,
-        in_flight: impl Fn(&str) -> u32,
+        workers: &[Worker],
         draw: Draw,
         scratch: &mut Scratch,
     ) -> Decision {
         let settings = model.and_then(|model| self.config.models.get(model.0));
         let rule = settings.map_or_else(Rule::default, |settings| settings.rule);
-        let load = |cluster: &String| Worker {
-            load: f64::from(in_flight(cluster)),
-            available: true,
-        };
-        let workers: Vec<Worker> = self.config.decode_clusters.iter().map(load).collect();
-        route(&rule, self.map(model), signature, &workers, draw, scratch)
+        route(&rule, self.map(model), signature, workers, draw, scratch)
     }
 
     /// Name of a decode cluster.
@@ -134,10 +174,16 @@ impl Plugin {
     }
 
     /// Chooses the cluster that a release goes to: the least loaded, not the one that just failed if there is another.
-    pub fn release_cluster(&self, failed: Option<&str>, in_flight: impl Fn(&str) -> u32) -> &str {
+    pub fn release_cluster(&self, failed: Option<&str>, workers: &[Worker]) -> &str {
         let clusters = self.config.decode_clusters.iter().map(String::as_str);
         clusters
-            .min_by_key(|cluster| (Some(*cluster) == failed, in_flight(cluster)))
+            .zip(workers)
+            .min_by(|(a, x), (b, y)| {
+                let rank = |name: &str, worker: &Worker| (Some(name) == failed, !worker.available);
+                let by_rank = rank(a, x).cmp(&rank(b, y));
+                by_rank.then(x.load.total_cmp(&y.load))
+            })
+            .map(|(cluster, _)| cluster)
             .unwrap_or_default()
     }
 
@@ -207,7 +253,7 @@ pub(crate) mod tests {
         let mut plugin = Plugin::new(Config::parse(config.to_string().as_bytes()).unwrap());
         let moe = plugin.model(Some("moe")).unwrap();
         plugin
-            .update(moe, &blob_bytes(1, &["decode-0", "decode-1"]))
+            .update(moe, 1, &blob_bytes(1, &["decode-0", "decode-1"]))
             .unwrap();
         plugin
     }
@@ -228,7 +274,7 @@ pub(crate) mod tests {
         let decision = plugin.decide(
             plugin.model(Some(model)),
             signature.map(str::as_bytes),
-            loads,
+            &plugin.workers(loads, |_| true),
             draw,
             &mut Scratch::default(),
         );
@@ -260,11 +306,16 @@ pub(crate) mod tests {
     fn a_blob_that_cannot_be_used_changes_nothing() {
         let mut plugin = plugin();
         let moe = plugin.model(Some("moe")).unwrap();
-        assert!(plugin.update(moe, b"rubbish").is_err());
-        assert!(plugin.update(moe, &blob_bytes(9, &["decode-7"])).is_err());
+        assert!(plugin.update(moe, 8, b"rubbish").is_err());
+        assert!(
+            plugin
+                .update(moe, 9, &blob_bytes(9, &["decode-7"]))
+                .is_err()
+        );
         assert_eq!(plugin.revision(moe), Some(1));
+        assert_eq!(plugin.known_revision(moe), Some(9), "refused once");
         assert_eq!(
-            plugin.update(moe, &blob_bytes(2, &["decode-1", "decode-0"])),
+            plugin.update(moe, 2, &blob_bytes(2, &["decode-1", "decode-0"])),
             Ok(2)
         );
         let first = signature([9, 0, 0, 0]);
@@ -275,11 +326,47 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn weights_and_drains_shift_requests_and_a_drained_one_is_no_last_resort() {
+        let config = json!({
+            "models": [{"model": "*", "policy": "least_loaded"}],
+            "decode_clusters": [
+                {"name": "heavy", "weight": 3},
+                "light",
+                {"name": "leaving", "drain": true},
+            ],
+            "prefill_clusters": ["p"],
+        });
+        let plugin = Plugin::new(Config::parse(config.to_string().as_bytes()).unwrap());
+        let choose = |heavy: u32, light: u32, available: bool| {
+            let in_flight = |name: &str| match name {
+                "heavy" => heavy,
+                "light" => light,
+                _ => 0,
+            };
+            let workers = plugin.workers(in_flight, |_| available);
+            let draw = Draw {
+                sequence: 0,
+                entropy: 0,
+            };
+            let model = plugin.model(None);
+            let decision = plugin.decide(model, None, &workers, draw, &mut Scratch::default());
+            (plugin.decode_cluster(decision.target), decision.reason)
+        };
+        assert_eq!(choose(5, 2, true), ("heavy", Reason::Blind));
+        assert_eq!(choose(7, 2, true), ("light", Reason::Blind));
+        assert_eq!(choose(7, 2, false), ("light", Reason::AllEjected));
+    }
+
+    #[test]
     fn releases_go_to_the_least_loaded_but_not_where_decode_just_failed() {
         let plugin = plugin();
         let loads = |cluster: &str| u32::from(cluster == "decode-0");
-        assert_eq!(plugin.release_cluster(None, loads), "decode-1");
-        assert_eq!(plugin.release_cluster(Some("decode-1"), loads), "decode-0");
+        let workers = plugin.workers(loads, |_| true);
+        assert_eq!(plugin.release_cluster(None, &workers), "decode-1");
+        let release = |failed| plugin.release_cluster(failed, &workers);
+        assert_eq!(release(Some("decode-1")), "decode-0");
+        let workers = plugin.workers(loads, |cluster| cluster == "decode-0");
+        assert_eq!(plugin.release_cluster(None, &workers), "decode-0");
     }
 
     #[test]

@@ -52,6 +52,8 @@ pub struct Options {
     pub buffer_limit: u32,
     /// Listeners come from a file that [`Gateway::update`] replaces.
     pub lds: bool,
+    /// More Envoy clusters, by name.
+    pub clusters: Vec<(&'static str, SocketAddr)>,
 }
 
 impl Default for Options {
@@ -64,6 +66,7 @@ impl Default for Options {
             without_stop_iteration: false,
             buffer_limit: 64 << 20,
             lds: false,
+            clusters: Vec::new(),
         }
     }
 }
@@ -158,6 +161,8 @@ impl Gateway {
         {
             clusters.push(config::cluster(name, worker.address));
         }
+        let more = options.clusters.iter();
+        clusters.extend(more.map(|&(name, address)| config::cluster(name, address)));
         let listener = listener(&options, &options.filter_config(), dir.path());
         let bootstrap = if options.lds {
             write_lds(dir.path(), &listener, 1);

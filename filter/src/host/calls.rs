@@ -159,8 +159,14 @@ fn send_release(root: u32, release: &Release, plugin: &SharedPlugin, failed: Opt
     let plugin = plugin.borrow();
     let timing = plugin.config().timing;
     let cluster = vm::with(|vm| {
-        vm.loads.refresh(&EnvoyShared, now_ms(), timing);
-        plugin.release_cluster(failed, |cluster| vm.loads.in_flight(cluster))
+        let (now, cool_down) = (now_ms(), plugin.config().cool_down);
+        vm.loads.refresh(&EnvoyShared, now, timing);
+        vm.health.refresh(&EnvoyShared, now, timing.refresh_ms);
+        let workers = plugin.workers(
+            |cluster| vm.loads.in_flight(cluster),
+            |cluster| vm.health.is_available(cluster, now, cool_down),
+        );
+        plugin.release_cluster(failed, &workers)
     });
     let (headers, body) = (for_prefill(&release.headers), release.body.as_bytes());
     match dispatch(cluster, headers, body, TIMEOUT_MS) {

@@ -9,6 +9,7 @@ use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{BufferType, ContextType, LogLevel, MapType};
 
 use super::calls;
+use super::fetch::Fetches;
 use super::stream::{self, Stream};
 use super::vm::{self, SharedPlugin};
 use super::{EnvoyShared, headers, log, now_ms};
@@ -31,6 +32,7 @@ pub(super) struct Root {
     plugin: Option<SharedPlugin>,
     /// Tells the plugins of one VM apart in shared data.
     name: String,
+    fetches: Fetches,
 }
 
 impl Context for Root {
@@ -41,6 +43,13 @@ impl Context for Root {
         body_size: usize,
         _: usize,
     ) {
+        if let Some(plugin) = &self.plugin
+            && self
+                .fetches
+                .on_answer(token, num_headers, body_size, plugin)
+        {
+            return;
+        }
         let answer = Answer {
             // Without headers the maps may not even be asked for.
             headers: if num_headers == 0 {
@@ -87,23 +96,28 @@ impl RootContext for Root {
             .flatten();
         self.name = String::from_utf8_lossy(&root_id.unwrap_or_default()).into_owned();
         for model in &config.models {
-            if let Some((bytes, map)) = &model.blob {
-                blobs::publish(
-                    &EnvoyShared,
-                    &self.blob_name(&model.name),
-                    map.revision,
-                    bytes,
-                );
+            // Where blobs are fetched, an inline one serves until the first: every thread has it from its configuration.
+            if let (Some((bytes, map)), None) = (&model.blob, &model.source) {
+                let name = format!("{}.{}", self.name, model.name);
+                blobs::publish(&EnvoyShared, &name, map.revision, bytes);
             }
         }
         let _ = hostcalls::set_tick_period(TICK);
-        self.plugin = Some(Rc::new(RefCell::new(Plugin::new(config))));
+        let plugin = Rc::new(RefCell::new(Plugin::new(config)));
+        self.fetches = Fetches::new(&plugin, |model| self.blob_name(&plugin.borrow(), model));
+        // What was fetched before an update of the configuration serves at once.
+        self.update_blobs(&plugin);
+        self.plugin = Some(plugin);
         true
     }
 
     fn on_tick(&mut self) {
         let Some(plugin) = &self.plugin else { return };
         self.update_blobs(plugin);
+        let lease_ms = plugin.borrow().config().timing.lease_ms;
+        if !self.ending {
+            self.fetches.on_tick(lease_ms);
+        }
         {
             let plugin = plugin.borrow();
             let timing = plugin.config().timing;
@@ -149,11 +163,18 @@ impl Root {
             ending: false,
             plugin: None,
             name: String::new(),
+            fetches: Fetches::default(),
         }
     }
 
-    fn blob_name(&self, model: &str) -> String {
-        format!("{}.{model}", self.name)
+    /// Name of a model's blob in shared data.
+    fn blob_name(&self, plugin: &Plugin, model: ModelIndex) -> String {
+        let names = plugin.models().find(|(index, _)| *index == model);
+        let name = names.map(|(_, name)| name).unwrap_or_default();
+        match plugin.source(model) {
+            Some(source) => format!("{}.{}", self.name, source.name(name)),
+            None => format!("{}.{name}", self.name),
+        }
     }
 
     fn update_blobs(&self, plugin: &SharedPlugin) {
@@ -161,15 +182,15 @@ impl Root {
             let plugin = plugin.borrow();
             plugin
                 .models()
-                .map(|(index, name)| (index, self.blob_name(name)))
+                .map(|(index, _)| (index, self.blob_name(&plugin, index)))
                 .collect()
         };
         for (model, name) in models {
-            let current = plugin.borrow().revision(model);
-            let Some(bytes) = blobs::newer(&EnvoyShared, &name, current) else {
+            let known = plugin.borrow().known_revision(model);
+            let Some((revision, bytes)) = blobs::newer(&EnvoyShared, &name, known) else {
                 continue;
             };
-            let updated = plugin.borrow_mut().update(model, &bytes);
+            let updated = plugin.borrow_mut().update(model, revision, &bytes);
             match updated {
                 Ok(revision) => log(
                     LogLevel::Info,

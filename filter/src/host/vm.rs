@@ -12,6 +12,7 @@ use proxy_wasm::types::LogLevel;
 use super::calls::{Call, Errand};
 use super::metrics::Metrics;
 use super::{EnvoyShared, log, now_ms, now_ns};
+use crate::health::{Health, Sent};
 use crate::load::{Loads, Timing};
 use crate::plugin::Plugin;
 use crate::request::Request;
@@ -31,6 +32,8 @@ pub(super) struct Waiting {
     pub(super) content_length: Option<usize>,
     /// The decode cluster that this stream is counted for, once chosen.
     pub(super) counted: Rc<RefCell<Option<String>>>,
+    /// The same until there is a verdict on how that cluster does.
+    pub(super) sent: Rc<RefCell<Option<Sent>>>,
 }
 
 /// A stream of a plugin that has not shown yet that bodies come while headers are held.
@@ -43,6 +46,7 @@ pub(super) struct Starving {
 #[derive(Default)]
 pub(super) struct Vm {
     pub(super) loads: Loads,
+    pub(super) health: Health,
     pub(super) metrics: Metrics,
     pub(super) scratch: Scratch,
     /// Streams that wait, by context id.

@@ -299,6 +299,7 @@ fn decision() -> Decision {
         reason: Reason::InBand,
         region: Some(RegionIndex(3)),
         similarity: Some(0.93125),
+        top: Some(1.0),
         band: 2,
     }
 }

@@ -1,5 +1,6 @@
 //! What the gateway promises, through a real Envoy and the freshly built filter.
 
+mod blobs;
 mod bodies;
 mod bypass;
 mod configuration;
@@ -7,8 +8,11 @@ mod decisions;
 mod disconnects;
 mod eldr_sig;
 mod fallbacks;
+mod health;
 mod hygiene;
 mod legs;
+mod matrix;
+mod observability;
 mod prefill;
 mod reference;
 mod release;
