@@ -219,8 +219,8 @@ pub struct Model {
     pub rule: Rule,
     /// Whether the configuration sets tau, which then outlives new blobs.
     pub tau_is_fixed: bool,
-    /// The inline blob: bytes as given, and bound to the decode clusters.
-    pub blob: Option<(Vec<u8>, Map)>,
+    /// The inline blob, bound to the decode clusters.
+    pub blob: Option<Map>,
     /// Where newer blobs come from.
     pub source: Option<Source>,
 }

@@ -35,7 +35,7 @@ impl Plugin {
         let maps: Vec<_> = config
             .models
             .iter_mut()
-            .map(|model| model.blob.take().map(|(_, map)| map))
+            .map(|model| model.blob.take())
             .collect();
         let vnodes = match config.prefill_policy {
             PrefillPolicy::PrefixHash => VNODES,

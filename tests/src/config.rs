@@ -21,6 +21,10 @@ const LOG_FORMAT: [(&str, &str); 7] = [
 /// What the listener needs to know.
 #[derive(Debug, Clone, Copy)]
 pub struct Listener<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// The filter's `root_id`; all listeners share one VM per thread.
+    pub root_id: &'a str,
     /// The built filter.
     pub module: &'a Path,
     /// The filter's configuration.
@@ -38,7 +42,7 @@ impl Listener<'_> {
     pub fn render(&self) -> Value {
         let mut wasm = json!({
             "name": "eldr",
-            "root_id": "eldr",
+            "root_id": self.root_id,
             "failure_policy": "FAIL_RELOAD",
             "allow_on_headers_stop_iteration": true,
             "vm_config": {
@@ -59,15 +63,16 @@ impl Listener<'_> {
             .map(|&(k, v)| (k.to_owned(), Value::from(v)))
             .collect();
         json!({
-            "name": LISTENER,
+            "name": self.name,
             "address": { "socket_address": { "address": "127.0.0.1", "port_value": 0 } },
             "per_connection_buffer_limit_bytes": self.buffer_limit,
             "filter_chains": [{ "filters": [{
                 "name": "envoy.filters.network.http_connection_manager",
                 "typed_config": {
                     "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
-                    "stat_prefix": LISTENER,
+                    "stat_prefix": self.name,
                     "max_request_headers_kb": 1024,
+                    "upgrade_configs": [{ "upgrade_type": "websocket" }],
                     "normalize_path": true,
                     "merge_slashes": true,
                     "path_with_escaped_slashes_action": "UNESCAPE_AND_FORWARD",
@@ -137,10 +142,10 @@ pub fn cluster(name: &str, address: SocketAddr) -> Value {
     })
 }
 
-/// A bootstrap with these clusters and one static listener.
-pub fn bootstrap(clusters: &[Value], listener: &Value) -> Value {
+/// A bootstrap with these clusters and static listeners.
+pub fn bootstrap(clusters: &[Value], listeners: &[Value]) -> Value {
     json!({
-        "static_resources": { "clusters": clusters, "listeners": [listener] },
+        "static_resources": { "clusters": clusters, "listeners": listeners },
         "stats_flush_on_admin": true
     })
 }

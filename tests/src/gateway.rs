@@ -28,6 +28,13 @@ pub fn wasm_module() -> &'static Path {
     &MODULE
 }
 
+/// The filter that traps on request, built once per process.
+fn trapping_wasm_module() -> &'static Path {
+    static MODULE: LazyLock<PathBuf> =
+        LazyLock::new(|| setup::trapping_wasm_module().unwrap_or_else(|e| panic!("{e}")));
+    &MODULE
+}
+
 /// Envoy, found once per process.
 pub fn envoy_binary() -> &'static Path {
     static BINARY: LazyLock<PathBuf> =
@@ -54,6 +61,10 @@ pub struct Options {
     pub lds: bool,
     /// More Envoy clusters, by name.
     pub clusters: Vec<(&'static str, SocketAddr)>,
+    /// More static listeners: name, `root_id`, and what is laid over the filter's default configuration.
+    pub listeners: Vec<(&'static str, &'static str, Value)>,
+    /// The filter is the build that traps at a request with the header `x-eldr-trap-for-tests`.
+    pub traps: bool,
 }
 
 impl Default for Options {
@@ -67,6 +78,8 @@ impl Default for Options {
             buffer_limit: 64 << 20,
             lds: false,
             clusters: Vec::new(),
+            listeners: Vec::new(),
+            traps: false,
         }
     }
 }
@@ -163,12 +176,20 @@ impl Gateway {
         }
         let more = options.clusters.iter();
         clusters.extend(more.map(|&(name, address)| config::cluster(name, address)));
-        let listener = listener(&options, &options.filter_config(), dir.path());
+        let listener = listener(&options, MAIN, dir.path());
         let bootstrap = if options.lds {
             write_lds(dir.path(), &listener, 1);
             config::bootstrap_with_lds(&clusters, &dir.path().join(LDS))
         } else {
-            config::bootstrap(&clusters, &listener)
+            let mut listeners = vec![listener];
+            for (name, root_id, filter) in &options.listeners {
+                let options = Options {
+                    filter: filter.clone(),
+                    ..options.clone()
+                };
+                listeners.push(self::listener(&options, (name, root_id), dir.path()));
+            }
+            config::bootstrap(&clusters, &listeners)
         };
         let envoy = Envoy::start(envoy_binary(), &bootstrap.to_string(), options.threads).await;
         let envoy = envoy.map_err(|e| e.to_string())?;
@@ -216,7 +237,7 @@ impl Gateway {
             filter,
             ..self.options.clone()
         };
-        let listener = listener(&options, &options.filter_config(), self.dir.path());
+        let listener = listener(&options, MAIN, self.dir.path());
         write_lds(self.dir.path(), &listener, version);
     }
 
@@ -328,10 +349,20 @@ fn clusters(prefill: &Upstream, decode: &[Upstream], default: &Upstream) -> Vec<
     clusters
 }
 
-fn listener(options: &Options, filter: &Value, dir: &Path) -> Value {
+/// Name and `root_id` of the listener that every gateway has.
+const MAIN: (&str, &str) = (config::LISTENER, "eldr");
+
+fn listener(options: &Options, (name, root_id): (&str, &str), dir: &Path) -> Value {
+    let module = if options.traps {
+        trapping_wasm_module()
+    } else {
+        wasm_module()
+    };
     let listener = Listener {
-        module: wasm_module(),
-        filter,
+        name,
+        root_id,
+        module,
+        filter: &options.filter_config(),
         access_log: &dir.join(ACCESS_LOG),
         without_stop_iteration: options.without_stop_iteration,
         buffer_limit: options.buffer_limit,

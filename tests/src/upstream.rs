@@ -157,12 +157,16 @@ pub struct Stream {
 impl Stream {
     /// Releases the next piece.
     pub async fn send(&self, piece: impl Into<Bytes>) {
-        let sent = soon(
-            "the upstream takes a piece",
-            self.sender.send(Ok(piece.into())),
-        )
-        .await;
-        sent.expect("the reader of this stream has gone");
+        assert!(
+            self.offer(piece).await,
+            "the reader of this stream has gone"
+        );
+    }
+
+    /// Releases the next piece; false if the reader has gone.
+    pub async fn offer(&self, piece: impl Into<Bytes>) -> bool {
+        let sent = self.sender.send(Ok(piece.into()));
+        soon("the upstream takes a piece", sent).await.is_ok()
     }
 
     /// Ends the body as it should end.

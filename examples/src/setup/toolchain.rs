@@ -238,7 +238,7 @@ fn lld_package(link: &Path) -> Option<String> {
 
 /// A cargo (or cargo-clippy) command for `toolchain`, its environment cleared of what the outer cargo and rustup put
 /// there. `subcommand` comes first; then the flags the toolchain needs.
-pub(super) fn cargo(toolchain: Toolchain, subcommand: &str) -> Command {
+pub(super) fn cargo(toolchain: Toolchain, subcommand: &str, target_dir: &Path) -> Command {
     let mut command = match (toolchain, subcommand) {
         (Toolchain::InUse, _) => {
             Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
@@ -254,7 +254,7 @@ pub(super) fn cargo(toolchain: Toolchain, subcommand: &str) -> Command {
     command
         .args(["--target", TARGET])
         .arg("--target-dir")
-        .arg(target_dir());
+        .arg(target_dir);
     for (name, _) in std::env::vars_os() {
         if name
             .to_str()

@@ -1,6 +1,6 @@
 //! Builds the filter as the module Envoy loads. Always through cargo, so it is never stale.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::command::run;
 use super::toolchain::{self, TARGET};
@@ -12,8 +12,20 @@ const HINT: &str = "the compiler's own messages are above";
 ///
 /// Safe to call from several processes at once: cargo's lock lets one build while the others wait and find it done.
 pub fn wasm_module() -> Result<PathBuf, SetupError> {
+    build(&toolchain::target_dir(), &[])
+}
+
+/// Builds a filter that traps at a request with the header `x-eldr-trap-for-tests`. In a directory of its own, so that
+/// nobody ever loads it by mistake.
+pub fn trapping_wasm_module() -> Result<PathBuf, SetupError> {
+    let dir = toolchain::target_dir().with_file_name("wasm-trap");
+    build(&dir, &["--features", "trap-for-tests"])
+}
+
+fn build(target_dir: &Path, features: &[&str]) -> Result<PathBuf, SetupError> {
     let toolchain = toolchain::find()?;
-    let mut cargo = toolchain::cargo(toolchain, "rustc");
+    let mut cargo = toolchain::cargo(toolchain, "rustc", target_dir);
+    cargo.args(features);
     cargo.args([
         "--package",
         "eldr-filter",
@@ -23,13 +35,11 @@ pub fn wasm_module() -> Result<PathBuf, SetupError> {
         "wasm",
     ]);
     run(&mut cargo, "building the filter for wasm", HINT)?;
-    let module = toolchain::target_dir()
-        .join(TARGET)
-        .join("wasm/eldr_filter.wasm");
+    let module = target_dir.join(TARGET).join("wasm/eldr_filter.wasm");
     if !module.is_file() {
         return Err(SetupError::new(
             format!("cargo succeeded, yet {} is missing", module.display()),
-            "remove target/wasm and build again",
+            format!("remove {} and build again", target_dir.display()),
         ));
     }
     Ok(module)
@@ -37,7 +47,7 @@ pub fn wasm_module() -> Result<PathBuf, SetupError> {
 
 /// Lints what runs inside Envoy, core and filter, as compiled for wasm; warnings are errors.
 pub fn clippy() -> Result<(), SetupError> {
-    let mut cargo = toolchain::cargo(toolchain::find()?, "clippy");
+    let mut cargo = toolchain::cargo(toolchain::find()?, "clippy", &toolchain::target_dir());
     // The same profile as the build: Debian's way then compiles the standard library once for both.
     cargo.args([
         "--profile",

@@ -77,7 +77,7 @@ impl Check {
             policy: raw.policy,
             ..Rule::default()
         };
-        if let Some((_, map)) = &blob {
+        if let Some(map) = &blob {
             rule.tau = map.tau;
         }
         if let Some(tau) = raw.tau {
@@ -154,12 +154,7 @@ impl Check {
         }
     }
 
-    fn blob(
-        &mut self,
-        field: &str,
-        inline: &str,
-        decode_clusters: &[String],
-    ) -> Option<(Vec<u8>, Map)> {
+    fn blob(&mut self, field: &str, inline: &str, decode_clusters: &[String]) -> Option<Map> {
         let field = format!("{field}.blob.inline");
         let allowed = "base64 of a file that `eldr fit` wrote";
         let text: String = inline.split_ascii_whitespace().collect();
@@ -178,7 +173,7 @@ impl Check {
             .map_err(|error| error.to_string())
             .and_then(|blob| Map::bind(blob, decode_clusters).map_err(|error| error.to_string()));
         match bound {
-            Ok(map) => Some((bytes, map)),
+            Ok(map) => Some(map),
             Err(error) => {
                 self.mistake(&field, &error, allowed);
                 None

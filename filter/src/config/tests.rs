@@ -202,6 +202,26 @@ fn a_blob_for_other_clusters_is_refused_with_a_hint() {
     assert!(error.contains("names decode cluster \"decode-9\"") && error.contains("hint: list it"));
 }
 
+#[test]
+fn a_blob_that_is_wrong_in_any_one_byte_is_refused() {
+    let good = blob_bytes(1, &["decode-0"]);
+    let refusal = |bytes: &[u8]| {
+        let mut config = minimal();
+        config["models"][0]["blob"] = json!({"inline": STANDARD.encode(bytes)});
+        parse(&config).err().map(|mistakes| mistakes.to_string())
+    };
+    assert_eq!(refusal(&good), None);
+    for at in 0..good.len() {
+        for flip in [0x01, 0x20, 0x80] {
+            let mut bad = good.clone();
+            bad[at] ^= flip;
+            let words = refusal(&bad).unwrap_or_else(|| panic!("byte {at} ^ {flip:#x} is taken"));
+            assert!(words.contains("models[0].blob.inline: found"), "{words}");
+        }
+        assert!(refusal(&good[..at]).is_some(), "cut off after {at} bytes");
+    }
+}
+
 proptest! {
     #[test]
     fn arbitrary_bytes_never_panic(bytes: Vec<u8>) {

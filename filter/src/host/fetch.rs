@@ -35,13 +35,16 @@ struct Poll {
 }
 
 impl Fetches {
-    /// `name_of` gives the name of a model's blob in shared data.
-    pub(super) fn new(plugin: &SharedPlugin, name_of: impl Fn(ModelIndex) -> String) -> Self {
+    /// `name_of` gives the name in shared data of what is fetched for a model.
+    pub(super) fn new(
+        plugin: &SharedPlugin,
+        name_of: impl Fn(ModelIndex) -> Option<String>,
+    ) -> Self {
         let plugin = plugin.borrow();
         let polls = plugin.models().filter_map(|(model, _)| {
             Some(Poll {
                 model,
-                name: name_of(model),
+                name: name_of(model)?,
                 source: plugin.source(model)?.clone(),
                 call: None,
                 etag: None,

@@ -95,13 +95,6 @@ impl RootContext for Root {
             .ok()
             .flatten();
         self.name = String::from_utf8_lossy(&root_id.unwrap_or_default()).into_owned();
-        for model in &config.models {
-            // Where blobs are fetched, an inline one serves until the first: every thread has it from its configuration.
-            if let (Some((bytes, map)), None) = (&model.blob, &model.source) {
-                let name = format!("{}.{}", self.name, model.name);
-                blobs::publish(&EnvoyShared, &name, map.revision, bytes);
-            }
-        }
         let _ = hostcalls::set_tick_period(TICK);
         let plugin = Rc::new(RefCell::new(Plugin::new(config)));
         self.fetches = Fetches::new(&plugin, |model| self.blob_name(&plugin.borrow(), model));
@@ -167,14 +160,12 @@ impl Root {
         }
     }
 
-    /// Name of a model's blob in shared data.
-    fn blob_name(&self, plugin: &Plugin, model: ModelIndex) -> String {
-        let names = plugin.models().find(|(index, _)| *index == model);
-        let name = names.map(|(_, name)| name).unwrap_or_default();
-        match plugin.source(model) {
-            Some(source) => format!("{}.{}", self.name, source.name(name)),
-            None => format!("{}.{name}", self.name),
-        }
+    /// Name in shared data of what is fetched for a model. None where the blob is inline alone: every thread has that
+    /// from its own configuration, and another listener's is none of its business.
+    fn blob_name(&self, plugin: &Plugin, model: ModelIndex) -> Option<String> {
+        let (_, name) = plugin.models().find(|(index, _)| *index == model)?;
+        let source = plugin.source(model)?;
+        Some(format!("{}.{}", self.name, source.name(name)))
     }
 
     fn update_blobs(&self, plugin: &SharedPlugin) {
@@ -182,7 +173,7 @@ impl Root {
             let plugin = plugin.borrow();
             plugin
                 .models()
-                .map(|(index, _)| (index, self.blob_name(&plugin, index)))
+                .filter_map(|(index, _)| Some((index, self.blob_name(&plugin, index)?)))
                 .collect()
         };
         for (model, name) in models {

@@ -1,7 +1,9 @@
 //! A bad configuration is refused, at start and on update, with every mistake named.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use eldr_examples::envoy::validate;
-use eldr_tests::{Gateway, Options, config, envoy_binary, eventually, wasm_module};
+use eldr_tests::{Gateway, Options, blob, config, envoy_binary, eventually, wasm_module};
 use serde_json::{Value, json};
 
 const BODY: &str = r#"{"model":"m","prompt":"hi"}"#;
@@ -49,6 +51,8 @@ async fn a_bad_one_is_refused_at_start() {
 async fn a_bad_one_fails_validation_and_a_good_one_passes() {
     let verdict = async |filter: Value| {
         let listener = config::Listener {
+            name: config::LISTENER,
+            root_id: "eldr",
             module: wasm_module(),
             filter: &Options::filter(filter).filter_config(),
             access_log: "/dev/null".as_ref(),
@@ -56,7 +60,7 @@ async fn a_bad_one_fails_validation_and_a_good_one_passes() {
             buffer_limit: 1 << 20,
         };
         let default = config::cluster("default", ([127, 0, 0, 1], 1).into());
-        let bootstrap = config::bootstrap(&[default], &listener.render());
+        let bootstrap = config::bootstrap(&[default], &[listener.render()]);
         validate(envoy_binary(), &bootstrap.to_string())
             .await
             .unwrap()
@@ -66,6 +70,18 @@ async fn a_bad_one_fails_validation_and_a_good_one_passes() {
         .await
         .unwrap_err();
     assert!(words.contains("prefill_timeout_ms: found 0"), "{words}");
+
+    // Natively every byte is tried; here one of the length, of the description, of the numbers.
+    let regions: Vec<_> = (0..3).map(|i| vec![format!("decode-{i}")]).collect();
+    let good = blob::one_expert_per_region(&regions).to_bytes().unwrap();
+    for at in [0, good.len() / 3, good.len() - 1] {
+        let mut bad = good.clone();
+        bad[at] ^= 1;
+        let inline = STANDARD.encode(bad);
+        let words = verdict(json!({ "models": [{ "model": "*", "blob": { "inline": inline } }] }));
+        let words = words.await.unwrap_err();
+        assert!(words.contains("models[0].blob.inline: found"), "{words}");
+    }
 }
 
 #[tokio::test]

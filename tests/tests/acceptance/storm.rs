@@ -1,0 +1,181 @@
+//! Thousands of clients that leave whenever they like: nothing stays behind.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use eldr_tests::upstream::Exchange;
+use eldr_tests::{Answer, Gateway, KV_TRANSFER_PARAMS, Options, Upstream, blob, eventually};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+const SEED: u64 = 20;
+/// At a time.
+const CLIENTS: u64 = 64;
+/// Of each, one after the other.
+const VISITS: u64 = 34;
+/// Longest that a worker takes for an answer or the next piece of it.
+const WORK: Duration = Duration::from_millis(8);
+/// Longest that clients stay who leave before the end.
+const STAY: Duration = Duration::from_millis(60);
+const BODY: &str = r#"{"model":"m","prompt":"a prompt of some length","stream":true}"#;
+
+fn rng(stream: u64) -> ChaCha8Rng {
+    let mut rng = ChaCha8Rng::seed_from_u64(SEED);
+    rng.set_stream(stream);
+    rng
+}
+
+fn up_to(longest: Duration, rng: &mut ChaCha8Rng) -> Duration {
+    longest.mul_f64(rng.random_range(0.0..1.0))
+}
+
+/// Sends all headers and at least a byte of the body, and leaves in the body, before the answer, in it, or after it.
+async fn visit(gateway: SocketAddr, rng: &mut ChaCha8Rng) {
+    let request = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: gateway\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{BODY}",
+        BODY.len()
+    );
+    let all = request.len();
+    let sent = match rng.random_range(0..4) {
+        0 => rng.random_range(all - BODY.len() + 1..all),
+        _ => all,
+    };
+    let mut socket = TcpStream::connect(gateway).await.expect("a connection");
+    let written = socket.write_all(&request.as_bytes()[..sent]).await;
+    written.expect("Envoy reads");
+    if sent == all {
+        let stay = match rng.random_range(0..4) {
+            0 => eldr_tests::PATIENCE,
+            _ => up_to(STAY, rng),
+        };
+        let mut answer = Vec::new();
+        let _ = timeout(stay, socket.read_to_end(&mut answer)).await;
+    }
+}
+
+/// Every client's visits; returns how many there were.
+async fn visits(gateway: SocketAddr) -> u64 {
+    let mut clients = JoinSet::new();
+    for client in 0..CLIENTS {
+        clients.spawn(async move {
+            let mut rng = rng(client);
+            for _ in 0..VISITS {
+                visit(gateway, &mut rng).await;
+            }
+            VISITS
+        });
+    }
+    clients.join_all().await.into_iter().sum()
+}
+
+async fn prefills(worker: &mut Upstream) {
+    let mut rng = rng(1 << 32);
+    loop {
+        let exchange = worker.next().await;
+        let (takes, region) = (up_to(WORK, &mut rng), rng.random_range(0..3));
+        let signature = blob::signature_of(region, 3);
+        tokio::spawn(async move {
+            sleep(takes).await;
+            exchange.answer(Answer::prefill(KV_TRANSFER_PARAMS, Some(&signature)));
+        });
+    }
+}
+
+async fn decodes(worker: &mut Upstream, number: u64) {
+    let mut rng = rng((1 << 33) + number);
+    loop {
+        let exchange = worker.next().await;
+        let pauses = [(); 5].map(|()| up_to(WORK, &mut rng));
+        tokio::spawn(decode(exchange, pauses));
+    }
+}
+
+async fn decode(exchange: Exchange, pauses: [Duration; 5]) {
+    let stream = exchange.stream(Answer::event_stream());
+    for pause in pauses {
+        sleep(pause).await;
+        if !stream.offer("data: a token\n\n").await {
+            return;
+        }
+    }
+    stream.finish();
+}
+
+#[tokio::test]
+async fn thousands_of_clients_leave_at_any_moment_and_every_count_returns_to_zero() {
+    let mut gateway = Gateway::start(Options {
+        threads: 2,
+        ..Options::default()
+    })
+    .await;
+    gateway.prefill.by_hand();
+    for worker in &gateway.decode {
+        worker.by_hand();
+    }
+    let mut decode = std::mem::take(&mut gateway.decode);
+    let idle = Upstream::start(Answer::status(500)).await;
+    let mut prefill = std::mem::replace(&mut gateway.prefill, idle);
+    let [first, second, third] = &mut decode[..] else {
+        panic!("three decode workers");
+    };
+    let workers = async {
+        tokio::join!(
+            prefills(&mut prefill),
+            decodes(first, 1),
+            decodes(second, 2),
+            decodes(third, 3)
+        )
+    };
+    let quiet = async {
+        let visits = visits(gateway.address).await;
+        // Late answers and releases still come in.
+        gateway.expect_in_flight(0).await;
+        visits
+    };
+    let visits = tokio::select! {
+        visits = quiet => visits,
+        _ = workers => panic!("workers work for ever"),
+    };
+    (gateway.prefill, gateway.decode) = (prefill, decode);
+    assert!(visits >= 2_000);
+
+    let outcomes = async || {
+        let stats = gateway.filter_stats().await.into_iter();
+        let outcomes = stats.filter(|(name, _)| name.starts_with("eldr.outcome."));
+        outcomes.map(|(_, count)| count).sum::<u64>()
+    };
+    eventually("one outcome for each", outcomes, |&sum| sum == visits).await;
+    let seen = gateway.envoy.stat("http.gateway.downstream_rq_total").await;
+    assert_eq!(seen.unwrap(), visits);
+    let log = gateway.access_log(visits as usize).await;
+    assert_eq!(log.len() as u64, visits);
+    let left = |outcome: &str| {
+        let of = |entry: &&serde_json::Value| {
+            let (outcome_is, flags) = (entry["outcome"].as_str(), entry["flags"].as_str());
+            outcome_is == Some(outcome) && flags.is_some_and(|flags| flags.contains("DC"))
+        };
+        log.iter().filter(of).count()
+    };
+    let phases = [left("client_gone"), left("routed(in_band)")];
+    assert!(
+        phases.iter().all(|&count| count > 100),
+        "clients left in each phase: {phases:?}"
+    );
+
+    // As idle as at the start, everywhere.
+    gateway.expect_in_flight(0).await;
+    let stats = gateway.filter_stats().await;
+    for cluster in ["prefill", "decode-0", "decode-1", "decode-2"] {
+        let gauge = format!("eldr.worker.{cluster}.in_flight");
+        assert_eq!(stats.get(&gauge), Some(&0), "{cluster}");
+    }
+    gateway.prefill_says(Some(2));
+    gateway.decode[2].answers(Answer::json("decode-2"));
+    let reply = gateway.post("/v1/completions", BODY).await;
+    assert_eq!(reply.text(), "decode-2");
+    gateway.assert_no_trap();
+}
