@@ -23,8 +23,8 @@ use tokio::task::JoinSet;
 
 use super::answer::{Answer, DONE, Usage};
 use super::metrics;
-use super::registry::Owner;
-use super::request::{Api, ApiError, GenerationRequest, KvTransfer};
+use super::registry::{Fetched, Owner, Release};
+use super::request::{Api, ApiError, GenerationRequest, KvTransfer, release_params};
 use super::steps::Tokens;
 use super::worker::Worker;
 
@@ -39,6 +39,7 @@ pub(crate) async fn serve(listener: TcpListener, worker: Arc<Worker>) -> Infalli
     let router = Router::new()
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat))
+        .route("/v1/kv_transfer/release", post(release))
         .route("/v1/models", get(models))
         .route("/health", get(|| async { StatusCode::OK }))
         .route("/metrics", get(show_metrics))
@@ -80,6 +81,17 @@ async fn chat(
     body: Bytes,
 ) -> Result<Response, ApiError> {
     generate(&worker, Api::Chat, &headers, &body).await
+}
+
+/// Frees KV blocks that no decode worker will fetch, as the official ELDR fork does.
+async fn release(State(worker): State<Arc<Worker>>, body: Bytes) -> Result<Response, ApiError> {
+    let released = match worker.release(&release_params(&body)?) {
+        Release::Unknown => return Err(ApiError::not_found("no such KV blocks were handed out")),
+        release => release == Release::Freed,
+    };
+    Ok(json_response(
+        json!({ "released": released }).to_string().into(),
+    ))
 }
 
 async fn models(State(worker): State<Arc<Worker>>) -> Response {
@@ -131,15 +143,18 @@ async fn generate(
             let usage = Usage::new(prompt_tokens, lengths.iter().copied().map(u64::from).sum());
             let params = worker.hold(&answer.id, &request.prompts, owner);
             let response = json_response(answer.whole(&lengths, usage, Some(&params)));
-            return Ok(signed(response, worker.signature(&request.prompts)));
+            return Ok(signed(response, worker.signature_header(&request.prompts)));
         }
-        KvTransfer::RemotePrefill(params) => {
-            worker.fetch(params, &owner)?;
-            None
-        }
+        KvTransfer::RemotePrefill(params) => match worker.fetch(params, &owner)? {
+            Fetched::InTime => None,
+            Fetched::Late => {
+                worker.prefill(&request.prompts).await;
+                worker.signature_header(&request.prompts)
+            }
+        },
         KvTransfer::None => {
             worker.prefill(&request.prompts).await;
-            worker.signature(&request.prompts)
+            worker.signature_header(&request.prompts)
         }
     };
     let tokens = worker.decode(&request);

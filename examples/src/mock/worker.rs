@@ -8,12 +8,13 @@ use std::time::Duration;
 use axum::http::HeaderValue;
 use serde_json::Value;
 
-use super::MockConfig;
+use super::carriage::{ELDR_SIG, SignatureCarriage, eldr_sig, without_eldr_sig};
 use super::catalog::{Catalog, Entry};
-use super::registry::{Owner, Registry};
+use super::registry::{Fetched, Owner, Registry, Release};
 use super::request::{ApiError, GenerationRequest, Limits, Prompt};
 use super::stats::{Counted, Counters, Gauges, WorkerReport};
 use super::steps::{Sequence, StepLoop, Tokens, scaled};
+use super::{KvLoadFailurePolicy, MockConfig};
 
 /// What all workers of one engine share.
 #[derive(Debug)]
@@ -30,7 +31,7 @@ pub(crate) struct Shared {
 /// A worker. Prefill and decode workers differ in name only, as in vLLM: any can do either.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    pub(crate) name: String,
+    pub(crate) name: Arc<str>,
     pub(crate) address: SocketAddr,
     pub(crate) shared: Arc<Shared>,
     pub(crate) gauges: Arc<Gauges>,
@@ -63,7 +64,7 @@ impl Worker {
         )?;
         let lane = tokio::sync::Mutex::new(());
         Ok(Worker {
-            name,
+            name: name.into(),
             address,
             shared,
             gauges,
@@ -78,8 +79,11 @@ impl Worker {
     }
 
     pub(crate) fn report(&self) -> WorkerReport {
-        self.counters()
-            .report(&self.name, self.address, &self.gauges)
+        let mut report = self
+            .counters()
+            .report(&self.name, self.address, &self.gauges);
+        self.shared.registry.report(&self.name, &mut report.kv);
+        report
     }
 
     pub(crate) fn restart_statistics(&self) {
@@ -122,21 +126,67 @@ impl Worker {
         }
     }
 
+    /// The same where headers carry it.
+    pub(crate) fn signature_header(&self, prompts: &[Prompt]) -> Option<HeaderValue> {
+        match self.shared.config.signature_carriage {
+            SignatureCarriage::Header => self.signature(prompts),
+            SignatureCarriage::Body => None,
+        }
+    }
+
     /// Keeps the KV blocks of a computed prompt for the decode worker that will ask for them.
     pub(crate) fn hold(&self, answer_id: &str, prompts: &[Prompt], owner: Owner) -> Value {
         let tokens = prompts.iter().map(|prompt| prompt.tokens).sum();
-        let engine = format!("mock-{}", self.name);
-        self.shared
+        let shared = &self.shared;
+        let mut params = shared
             .registry
-            .hold(&engine, self.address, answer_id, tokens, owner)
+            .hold(&self.name, self.address, answer_id, tokens, owner);
+        if shared.config.signature_carriage == SignatureCarriage::Body
+            && let Some(signature) = self.signature(prompts)
+        {
+            params[ELDR_SIG] = eldr_sig(&signature).into();
+        }
+        params
     }
 
     /// Takes over the KV blocks that `params` names.
-    pub(crate) fn fetch(&self, params: &Value, owner: &Owner) -> Result<(), ApiError> {
-        self.shared.registry.fetch(params, owner).map_err(|mix_up| {
+    pub(crate) fn fetch(&self, params: &Value, owner: &Owner) -> Result<Fetched, ApiError> {
+        let params = self.without_leak(params);
+        let fetched = self.shared.registry.fetch(&params, owner);
+        let fetched = fetched.map_err(|mix_up| {
             self.counters().mixed_up += 1;
             ApiError::internal(mix_up)
-        })
+        })?;
+        if fetched == Fetched::Late {
+            self.counters().kv.late_decodes += 1;
+            if self.shared.config.kv_load_failure_policy == KvLoadFailurePolicy::Fail {
+                let message = "the lease of the request's KV blocks has run out";
+                return Err(ApiError::internal(message));
+            }
+        }
+        Ok(fetched)
+    }
+
+    /// Frees the KV blocks that `params` names, whichever worker holds them.
+    pub(crate) fn release(&self, params: &Value) -> Release {
+        let params = self.without_leak(params);
+        let release = self.shared.registry.release(&params);
+        let kv = &mut self.counters().kv;
+        match release {
+            Release::Freed => kv.releases += 1,
+            Release::Again => kv.repeated_releases += 1,
+            Release::Unknown => kv.unknown_releases += 1,
+        }
+        release
+    }
+
+    /// The params as the registry knows them; a signature in them is for the gateway alone.
+    fn without_leak<'a>(&self, params: &'a Value) -> std::borrow::Cow<'a, Value> {
+        let params = without_eldr_sig(params);
+        if let std::borrow::Cow::Owned(_) = params {
+            self.counters().kv.leaked_signatures += 1;
+        }
+        params
     }
 
     /// Lets the request join the batch: one sequence per prompt and choice.
