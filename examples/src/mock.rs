@@ -12,6 +12,9 @@
 //! a lease; they are freed when decode fetches them, by `POST /v1/kv_transfer/release` (official ELDR fork), or
 //! when the lease runs out, which strands them.
 //!
+//! Every worker has a prefix cache with signature blocks beside the KV blocks; records with a common `prefix`
+//! share its blocks, prefill takes time for the others only, and signs the sum of all.
+//!
 //! What it leaves out: a prefill on a decode worker does not slow the steps beside it, and KV
 //! memory is counted but never runs out. Every answer whose prompt was prefilled here carries the
 //! signature header, as an engine with the signature adapter would answer; or its hand-over carries `eldr_sig`, as
@@ -21,10 +24,12 @@ mod answer;
 mod carriage;
 mod catalog;
 mod metrics;
+mod prefixes;
 mod prompt;
 mod registry;
 mod request;
 mod server;
+mod spread;
 mod stats;
 mod steps;
 mod worker;
@@ -75,7 +80,7 @@ pub struct MockConfig {
     pub kv_load_failure_policy: KvLoadFailurePolicy,
     /// How prefill tells the signature.
     pub signature_carriage: SignatureCarriage,
-    /// KV cache of a worker in tokens: what `vllm:kv_cache_usage_perc` is relative to.
+    /// KV cache of a worker in tokens: what its prefix cache has room for and `vllm:kv_cache_usage_perc` is relative to.
     pub kv_cache_tokens: u64,
     /// Longest prompt and answer together, tokens.
     pub context_tokens: u64,

@@ -17,6 +17,8 @@ use serde_json::{Value, json};
 
 #[path = "mock/kv.rs"]
 mod kv;
+#[path = "mock/prefixes.rs"]
+mod prefixes;
 
 /// What a condition gets to become true: far more than it needs on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -47,6 +47,19 @@ pub(crate) fn render(worker: &Worker) -> String {
         "Number of prefill tokens processed.",
         prefilled,
     );
+    metric(
+        "prefix_cache_queries_total",
+        "counter",
+        "Prefix cache queries, in tokens.",
+        prefilled,
+    );
+    let hits = report.kv.cached_tokens as f64;
+    metric(
+        "prefix_cache_hits_total",
+        "counter",
+        "Prefix cache hits, in tokens.",
+        hits,
+    );
     let decoded = report.tokens as f64;
     metric(
         "generation_tokens_total",

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
+use super::prefixes::Pinned;
 use super::stats::KvReport;
 
 /// vLLM's KV block size on GPUs, tokens.
@@ -55,6 +56,8 @@ struct Handed {
     params: Value,
     owner: Owner,
     blocks: u64,
+    /// The blocks that are also in the worker's prefix cache; empty once they are free.
+    pinned: Vec<Pinned>,
     state: State,
 }
 
@@ -109,6 +112,7 @@ impl Registry {
         answer_id: &str,
         tokens: u64,
         owner: Owner,
+        pinned: Vec<Pinned>,
     ) -> Value {
         let mut inner = self.current();
         inner.next += 1;
@@ -133,6 +137,7 @@ impl Registry {
             params: params.clone(),
             owner,
             blocks,
+            pinned,
             state: State::Held {
                 until: Instant::now() + self.lease,
             },
@@ -190,6 +195,11 @@ impl Registry {
         inner.end(id, State::Released);
         self.freed.notify_waiters();
         Release::Freed
+    }
+
+    /// Frees the blocks whose lease has run out; whoever reads the registry does it too.
+    pub(crate) fn expire(&self) {
+        drop(self.current());
     }
 
     /// Requests whose blocks are held.
@@ -266,6 +276,7 @@ impl Inner {
             return;
         };
         let before = std::mem::replace(&mut handed.state, state);
+        handed.pinned.clear();
         if state == State::Expired {
             let stranded = self.stranded.entry(Arc::clone(&handed.worker)).or_default();
             stranded.requests += 1;

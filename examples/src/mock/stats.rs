@@ -14,6 +14,8 @@ const BUCKETS: usize = 10_000;
 /// What one worker did with KV blocks since it started, or since its statistics were last restarted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct KvReport {
+    /// Prompt tokens that this worker found in its prefix cache.
+    pub cached_tokens: u64,
     /// Requests whose blocks this worker holds now for a decode worker to fetch.
     pub held_requests: u64,
     /// Their blocks.
@@ -43,7 +45,7 @@ pub struct WorkerReport {
     pub address: SocketAddr,
     /// Generation requests with a valid body, prefill legs included.
     pub requests: u64,
-    /// Prompt tokens that this worker prefilled itself.
+    /// Prompt tokens that this worker prefilled itself, cached ones included.
     pub prefill_tokens: u64,
     /// Tokens decoded.
     pub tokens: u64,

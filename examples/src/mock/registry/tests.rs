@@ -11,7 +11,14 @@ fn owner(prompt: u64) -> Owner {
 
 fn hold(registry: &Registry, prompt: u64) -> Value {
     let address = ([127, 0, 0, 1], 5600).into();
-    registry.hold(&"prefill-0".into(), address, "cmpl-a", 20, owner(prompt))
+    registry.hold(
+        &"prefill-0".into(),
+        address,
+        "cmpl-a",
+        20,
+        owner(prompt),
+        Vec::new(),
+    )
 }
 
 fn report(registry: &Registry) -> (u64, u64, u64, u64) {
