@@ -225,6 +225,8 @@ pub struct Decision {
     pub region: Option<RegionIndex>,
     /// Similarity to that region.
     pub similarity: Option<f32>,
+    /// Similarity to the most similar region, which may be another.
+    pub top: Option<f32>,
     /// Regions within `tau` of the most similar one; 0 where nobody looked.
     pub band: usize,
 }
@@ -271,6 +273,7 @@ fn fallback(reason: Reason, workers: &[Worker]) -> Decision {
         reason,
         region: None,
         similarity: None,
+        top: None,
         band: 0,
     }
 }
@@ -283,27 +286,23 @@ fn blind(target: Option<usize>, workers: &[Worker]) -> Decision {
     }
 }
 
+fn available(workers: &[Worker]) -> impl Iterator<Item = (usize, &Worker)> + Clone {
+    workers
+        .iter()
+        .enumerate()
+        .filter(|(_, worker)| worker.available)
+}
+
 fn nth_available(workers: &[Worker], n: u64) -> Option<usize> {
-    let available = || {
-        workers
-            .iter()
-            .enumerate()
-            .filter(|(_, worker)| worker.available)
-    };
-    let count = available().count() as u64;
-    available()
-        .nth(n.checked_rem(count)? as usize)
-        .map(|(index, _)| index)
+    let mut available = available(workers);
+    let count = available.clone().count() as u64;
+    let turn = n.checked_rem(count)? as usize;
+    available.nth(turn).map(|(index, _)| index)
 }
 
 fn two_choices(workers: &[Worker], entropy: u64) -> Option<usize> {
-    let available = || {
-        workers
-            .iter()
-            .enumerate()
-            .filter(|(_, worker)| worker.available)
-    };
-    let count = available().count() as u64;
+    let available = available(workers);
+    let count = available.clone().count() as u64;
     let (high, low) = (entropy >> 32, entropy & 0xffff_ffff);
     let first = high.checked_rem(count)?;
     let Some(step) = low.checked_rem(count - 1) else {
@@ -311,8 +310,8 @@ fn two_choices(workers: &[Worker], entropy: u64) -> Option<usize> {
     };
     let second = (first + 1 + step) % count;
     let (a, b) = (
-        available().nth(first as usize)?,
-        available().nth(second as usize)?,
+        available.clone().nth(first as usize)?,
+        available.clone().nth(second as usize)?,
     );
     Some(if b.1.load < a.1.load { b.0 } else { a.0 })
 }
@@ -350,6 +349,7 @@ fn by_similarity(
                 reason,
                 region: Some(region),
                 similarity: Some(similarity),
+                top: Some(top),
                 band: band + usize::from(second.is_some()),
             });
         }

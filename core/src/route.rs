@@ -77,6 +77,11 @@ impl Map {
         })
     }
 
+    /// Shape of the model's routing.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
     /// Similarity of a signature header to each region.
     ///
     /// # Errors

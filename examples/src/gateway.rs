@@ -188,6 +188,8 @@ fn access_log(path: &Path) -> Value {
                 "flags": "%RESPONSE_FLAGS%",
                 "duration_ms": "%DURATION%",
                 "upstream": "%UPSTREAM_CLUSTER%",
+                "prompt_tokens": "%FILTER_STATE(wasm.eldr_prompt_tokens:PLAIN)%",
+                "prefill": "%FILTER_STATE(wasm.eldr_signature:PLAIN)%",
                 "outcome": "%FILTER_STATE(wasm.eldr_outcome:PLAIN)%",
                 "decision": "%FILTER_STATE(wasm.eldr_decision:PLAIN)%",
             }},
@@ -204,7 +206,7 @@ fn stats_config() -> Value {
             {"tag_name": "eldr_reason", "regex": r"^wasmcustom\.eldr\.reason(\.([a-z0-9_]+))$"},
             {
                 "tag_name": "eldr_worker",
-                "regex": r"^wasmcustom\.eldr\.worker(\.(.+))\.(?:routed|in_flight)$",
+                "regex": r"^wasmcustom\.eldr\.worker(\.(.+))\.(?:routed|in_flight|ejections)$",
             },
         ],
         "histogram_bucket_settings": [
@@ -215,6 +217,14 @@ fn stats_config() -> Value {
             {
                 "match": {"suffix": "eldr.similarity_permille"},
                 "buckets": [100, 200, 300, 400, 500, 600, 700, 800, 900, 950, 1000],
+            },
+            {
+                "match": {"suffix": "eldr.top_similarity_permille"},
+                "buckets": [100, 200, 300, 400, 500, 600, 700, 800, 900, 950, 1000],
+            },
+            {
+                "match": {"suffix": "eldr.band"},
+                "buckets": [1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128],
             },
             {
                 "match": {"suffix": "eldr.prefill_ms"},

@@ -20,13 +20,13 @@ pub fn publish(shared: &impl Shared, name: &str, revision: u64, blob: &[u8]) {
     shared.set(&key, &revision.to_le_bytes(), None);
 }
 
-/// The published blob, if its revision is above `than`.
-pub fn newer(shared: &impl Shared, name: &str, than: Option<u64>) -> Option<Vec<u8>> {
+/// The published blob with its revision, if that is above `than`.
+pub fn newer(shared: &impl Shared, name: &str, than: Option<u64>) -> Option<(u64, Vec<u8>)> {
     let published = read_revision(shared, &revision_key(name))?;
     if than.is_some_and(|than| published <= than) {
         return None;
     }
-    shared.get(&blob_key(name)).0
+    Some((published, shared.get(&blob_key(name)).0?))
 }
 
 fn read_revision(shared: &impl Shared, key: &str) -> Option<u64> {
@@ -44,8 +44,8 @@ mod tests {
         let shared = Memory::default();
         assert_eq!(newer(&shared, "m", None), None);
         publish(&shared, "m", 3, b"three");
-        assert_eq!(newer(&shared, "m", None), Some(b"three".to_vec()));
-        assert_eq!(newer(&shared, "m", Some(2)), Some(b"three".to_vec()));
+        assert_eq!(newer(&shared, "m", None), Some((3, b"three".to_vec())));
+        assert_eq!(newer(&shared, "m", Some(2)), Some((3, b"three".to_vec())));
         assert_eq!(newer(&shared, "m", Some(3)), None);
         assert_eq!(newer(&shared, "other", None), None);
     }

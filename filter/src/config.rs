@@ -2,17 +2,22 @@
 //!
 //! Every mistake is reported in one go, each with its field, the value found and what is allowed.
 
+mod check;
+
 use std::fmt;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use eldr_core::blob::Blob;
+use check::Check;
 use eldr_core::decide::{Policy, Rule};
+use eldr_core::prefix_hash::{LOAD_FACTOR, PREFIX_BYTES};
 use eldr_core::route::Map;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::health::CoolDown;
 use crate::load::Timing;
+use crate::poll::Source;
+use crate::release::Form;
+use crate::worker::{DecodeCluster, Share};
 
 /// A model name that matches any.
 pub const ANY_MODEL: &str = "*";
@@ -21,14 +26,22 @@ pub const ANY_MODEL: &str = "*";
 #[serde(deny_unknown_fields)]
 struct Raw {
     models: Vec<RawModel>,
-    decode_clusters: Vec<String>,
+    decode_clusters: Vec<DecodeCluster>,
     prefill_clusters: Vec<String>,
     #[serde(default)]
     prefill_policy: PrefillPolicy,
+    #[serde(default = "default_prefill_prefix_bytes")]
+    prefill_prefix_bytes: u64,
+    #[serde(default = "default_prefill_load_factor")]
+    prefill_load_factor: f64,
     #[serde(default = "default_prefill_timeout_ms")]
     prefill_timeout_ms: u64,
+    #[serde(default = "default_prefill_retry")]
+    prefill_retry: bool,
     #[serde(default)]
     on_prefill_failure: OnPrefillFailure,
+    #[serde(default)]
+    release: Form,
     #[serde(default)]
     mode: Mode,
     #[serde(default)]
@@ -37,8 +50,16 @@ struct Raw {
     load_lease_ms: u64,
     #[serde(default = "default_load_refresh_ms")]
     load_refresh_ms: u64,
+    #[serde(default = "default_eject_ms")]
+    eject_ms: u64,
+    #[serde(default = "default_eject_max_ms")]
+    eject_max_ms: u64,
     #[serde(default)]
     debug_headers: bool,
+    #[serde(default)]
+    log_signatures: bool,
+    #[serde(default)]
+    log_decisions_per_mille: u64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -56,7 +77,42 @@ struct RawModel {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawBlob {
-    inline: String,
+    inline: Option<String>,
+    http: Option<RawHttp>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawHttp {
+    cluster: String,
+    path: String,
+    #[serde(default = "default_interval_ms")]
+    interval_ms: u64,
+    authority: Option<String>,
+}
+
+fn default_interval_ms() -> u64 {
+    5_000
+}
+
+fn default_eject_ms() -> u64 {
+    1_000
+}
+
+fn default_eject_max_ms() -> u64 {
+    30_000
+}
+
+fn default_prefill_prefix_bytes() -> u64 {
+    PREFIX_BYTES as u64
+}
+
+fn default_prefill_load_factor() -> f64 {
+    LOAD_FACTOR
+}
+
+fn default_prefill_retry() -> bool {
+    true
 }
 
 fn default_prefill_timeout_ms() -> u64 {
@@ -78,6 +134,10 @@ pub enum PrefillPolicy {
     /// One after the other, per thread.
     #[default]
     RoundRobin,
+    /// The one with the fewest prefill legs in flight.
+    LeastLoaded,
+    /// The one that served the same beginning of a prompt, unless it is overloaded: prefixes stay cached.
+    PrefixHash,
 }
 
 /// What becomes of a request whose prefill leg failed.
@@ -116,14 +176,26 @@ pub struct Config {
     pub models: Vec<Model>,
     /// Decode clusters that may be used; worker indices point here.
     pub decode_clusters: Vec<String>,
+    /// What each of them may take, in the same order.
+    pub shares: Vec<Share>,
+    /// How long a decode cluster that does not answer is left out.
+    pub cool_down: CoolDown,
     /// Prefill clusters.
     pub prefill_clusters: Vec<String>,
     /// How one of them is chosen.
     pub prefill_policy: PrefillPolicy,
-    /// Deadline of the prefill leg.
+    /// Bytes of a prompt that `prefix_hash` looks at.
+    pub prefill_prefix_bytes: usize,
+    /// `prefix_hash` passes over a cluster above this multiple of the mean load.
+    pub prefill_load_factor: f64,
+    /// Deadline of the prefill leg, its retry included.
     pub prefill_timeout_ms: u64,
+    /// Whether a leg that did not get through is sent once more, to another cluster.
+    pub prefill_retry: bool,
     /// After its failure.
     pub on_prefill_failure: OnPrefillFailure,
+    /// How KV blocks are released that no decode worker will fetch.
+    pub release: Form,
     /// Who runs the prefill leg.
     pub mode: Mode,
     /// How it hands over.
@@ -132,6 +204,10 @@ pub struct Config {
     pub timing: Timing,
     /// Whether clients get `x-eldr-decision`.
     pub debug_headers: bool,
+    /// Whether the access log may have signatures, which describe prompts.
+    pub log_signatures: bool,
+    /// So many of a thousand decisions are logged.
+    pub log_decisions_per_mille: u64,
 }
 
 /// Routing of one model.
@@ -145,6 +221,8 @@ pub struct Model {
     pub tau_is_fixed: bool,
     /// The inline blob: bytes as given, and bound to the decode clusters.
     pub blob: Option<(Vec<u8>, Map)>,
+    /// Where newer blobs come from.
+    pub source: Option<Source>,
 }
 
 /// One mistake.
@@ -202,11 +280,25 @@ impl Config {
             .end()
             .map_err(|e| mistake("the end".into(), e.to_string()))?;
         let mut check = Check(Vec::new());
-        check.clusters("decode_clusters", &raw.decode_clusters);
+        let decode_clusters: Vec<String> =
+            raw.decode_clusters.iter().map(|c| c.name.clone()).collect();
+        check.clusters("decode_clusters", &decode_clusters);
+        check.shares(&raw.decode_clusters);
         check.clusters("prefill_clusters", &raw.prefill_clusters);
         check.range("prefill_timeout_ms", raw.prefill_timeout_ms, 1, 3_600_000);
+        let prefix_bytes = raw.prefill_prefix_bytes;
+        check.range("prefill_prefix_bytes", prefix_bytes, 1, 1 << 20);
+        let load_factor = raw.prefill_load_factor;
+        if !(1.0..=100.0).contains(&load_factor) {
+            let found = load_factor.to_string();
+            check.mistake("prefill_load_factor", &found, "a number from 1 to 100");
+        }
         check.range("load_lease_ms", raw.load_lease_ms, 500, 60_000);
         check.range("load_refresh_ms", raw.load_refresh_ms, 0, 1_000);
+        check.range("eject_ms", raw.eject_ms, 0, 600_000);
+        check.range("eject_max_ms", raw.eject_max_ms, raw.eject_ms, 3_600_000);
+        let sampled = raw.log_decisions_per_mille;
+        check.range("log_decisions_per_mille", sampled, 0, 1_000);
         if raw.models.is_empty() {
             check.mistake("models", "[]", "at least one model; \"*\" matches any");
         }
@@ -221,18 +313,27 @@ impl Config {
                     "a name that no other entry has",
                 );
             }
-            models.push(check.model(&field, model, &raw.decode_clusters));
+            models.push(check.model(&field, model, &decode_clusters));
         }
         if !check.0.is_empty() {
             return Err(Mistakes(check.0));
         }
         Ok(Self {
             models,
-            decode_clusters: raw.decode_clusters,
+            decode_clusters,
+            shares: raw.decode_clusters.iter().map(|c| c.share).collect(),
+            cool_down: CoolDown {
+                first_ms: raw.eject_ms,
+                max_ms: raw.eject_max_ms,
+            },
             prefill_clusters: raw.prefill_clusters,
             prefill_policy: raw.prefill_policy,
+            prefill_prefix_bytes: prefix_bytes as usize,
+            prefill_load_factor: load_factor,
             prefill_timeout_ms: raw.prefill_timeout_ms,
+            prefill_retry: raw.prefill_retry,
             on_prefill_failure: raw.on_prefill_failure,
+            release: raw.release,
             mode: raw.mode,
             protocol: raw.protocol,
             timing: Timing {
@@ -240,6 +341,8 @@ impl Config {
                 refresh_ms: raw.load_refresh_ms,
             },
             debug_headers: raw.debug_headers,
+            log_signatures: raw.log_signatures,
+            log_decisions_per_mille: raw.log_decisions_per_mille,
         })
     }
 }
@@ -247,122 +350,6 @@ impl Config {
 impl RawModel {
     fn name_is_taken(&self, models: &[Model]) -> bool {
         models.iter().any(|model| model.name == self.model)
-    }
-}
-
-struct Check(Vec<Mistake>);
-
-impl Check {
-    fn mistake(&mut self, field: &str, found: &str, allowed: &str) {
-        let (field, found, allowed) = (field.to_owned(), found.to_owned(), allowed.to_owned());
-        self.0.push(Mistake {
-            field,
-            found,
-            allowed,
-        });
-    }
-
-    fn range(&mut self, field: &str, value: u64, low: u64, high: u64) {
-        if !(low..=high).contains(&value) {
-            self.mistake(field, &value.to_string(), &format!("{low} to {high}"));
-        }
-    }
-
-    fn clusters(&mut self, field: &str, names: &[String]) {
-        if names.is_empty() {
-            self.mistake(field, "[]", "at least one Envoy cluster");
-        }
-        for (index, name) in names.iter().enumerate() {
-            // The name travels in a request header to Envoy's route.
-            let visible = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
-            let first = names.iter().position(|other| other == name) == Some(index);
-            if !visible || !first {
-                let allowed = "visible ASCII characters, each cluster once";
-                self.mistake(&format!("{field}[{index}]"), &format!("{name:?}"), allowed);
-            }
-        }
-    }
-
-    fn model(&mut self, field: &str, raw: RawModel, decode_clusters: &[String]) -> Model {
-        if raw.model.is_empty() {
-            self.mistake(
-                &format!("{field}.model"),
-                "\"\"",
-                "a model name, or \"*\" for any",
-            );
-        }
-        let blob = raw
-            .blob
-            .and_then(|blob| self.blob(field, &blob, decode_clusters));
-        let mut rule = Rule {
-            policy: raw.policy,
-            ..Rule::default()
-        };
-        if let Some((_, map)) = &blob {
-            rule.tau = map.tau;
-        }
-        if let Some(tau) = raw.tau {
-            if !(0.0..=2.0).contains(&tau) {
-                self.mistake(&format!("{field}.tau"), &tau.to_string(), "0 to 2");
-            }
-            rule.tau = tau as f32;
-        }
-        match raw.max_load_factor {
-            None => {}
-            Some(Value::String(none)) if none == "none" => rule.max_load_factor = None,
-            Some(value) => match value
-                .as_f64()
-                .filter(|factor| (1.0..=100.0).contains(factor))
-            {
-                Some(factor) => rule.max_load_factor = Some(factor),
-                None => {
-                    let field = format!("{field}.max_load_factor");
-                    self.mistake(
-                        &field,
-                        &value.to_string(),
-                        "a number from 1 to 100, or \"none\"",
-                    );
-                }
-            },
-        }
-        Model {
-            name: raw.model,
-            rule,
-            tau_is_fixed: raw.tau.is_some(),
-            blob,
-        }
-    }
-
-    fn blob(
-        &mut self,
-        field: &str,
-        raw: &RawBlob,
-        decode_clusters: &[String],
-    ) -> Option<(Vec<u8>, Map)> {
-        let field = format!("{field}.blob.inline");
-        let allowed = "base64 of a file that `eldr fit` wrote";
-        let text: String = raw.inline.split_ascii_whitespace().collect();
-        let bytes = match STANDARD.decode(&text) {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                self.mistake(
-                    &field,
-                    &format!("{} characters: {error}", text.len()),
-                    allowed,
-                );
-                return None;
-            }
-        };
-        let bound = Blob::from_bytes(&bytes)
-            .map_err(|error| error.to_string())
-            .and_then(|blob| Map::bind(blob, decode_clusters).map_err(|error| error.to_string()));
-        match bound {
-            Ok(map) => Some((bytes, map)),
-            Err(error) => {
-                self.mistake(&field, &error, allowed);
-                None
-            }
-        }
     }
 }
 

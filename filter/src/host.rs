@@ -7,6 +7,9 @@
 //! id on a list of this VM and wakes the root through a shared queue; the root dispatches, gets the answer, and
 //! acts on the stream if it is still there.
 
+mod calls;
+mod decision;
+mod fetch;
 mod metrics;
 mod root;
 mod stream;
@@ -20,7 +23,7 @@ use crate::shared::Shared;
 
 proxy_wasm::main! {{
     proxy_wasm::set_log_level(LogLevel::Info);
-    proxy_wasm::set_root_context(|_| Box::new(root::Root::default()));
+    proxy_wasm::set_root_context(|id| Box::new(root::Root::new(id)));
 }}
 
 /// Envoy's shared data.

@@ -4,12 +4,17 @@
 //! | module | one idea |
 //! |---|---|
 //! | [`config`] | plugin configuration: raw → valid, all mistakes at once |
+//! | [`worker`] | a decode cluster with its weight |
 //! | [`headers`] | what clients may not send and never see; what goes along to prefill |
 //! | [`body`] | edits of a JSON object that leave every other byte as it was |
 //! | [`nixl`] | the two legs of vLLM's NixlConnector |
+//! | [`prefill`] | where a prefill leg goes, and whether it is sent once more |
+//! | [`release`] | KV blocks that no decode worker will fetch |
 //! | [`request`] | life of one request: headers → body → prefill answer → decode leg |
 //! | [`load`] | requests in flight, shared between threads, forgotten when a thread dies |
+//! | [`health`] | decode workers that do not answer are left out for a while |
 //! | [`blobs`] | centroid blobs in shared data |
+//! | [`poll`] | who fetches blobs, when, and what an answer means |
 //! | [`plugin`] | a configuration with its blobs: chooses clusters |
 //! | [`metrics`] | names of what is counted |
 //! | `host` | the only module that knows `proxy_wasm` |
@@ -30,11 +35,16 @@ pub mod blobs;
 pub mod body;
 pub mod config;
 pub mod headers;
+pub mod health;
 #[cfg(target_arch = "wasm32")]
 mod host;
 pub mod load;
 pub mod metrics;
 pub mod nixl;
 pub mod plugin;
+pub mod poll;
+pub mod prefill;
+pub mod release;
 pub mod request;
 pub mod shared;
+pub mod worker;

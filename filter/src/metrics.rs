@@ -19,18 +19,37 @@ pub fn routed(cluster: &str) -> String {
     format!("eldr.worker.{cluster}.routed")
 }
 
-/// Gauge: requests in flight to a decode cluster, from all threads, as of the last tick.
+/// Gauge: decode requests or prefill legs in flight to a cluster, from all threads, as of the last tick.
 pub fn in_flight(cluster: &str) -> String {
     format!("eldr.worker.{cluster}.in_flight")
+}
+
+/// Counter: times that a decode cluster was left out because it did not answer.
+pub fn ejections(cluster: &str) -> String {
+    format!("eldr.worker.{cluster}.ejections")
 }
 
 /// Histogram: header bytes → target, nanoseconds.
 pub const DECISION_NS: &str = "eldr.decision_ns";
 /// Histogram: similarity to the chosen region, per mille.
 pub const SIMILARITY: &str = "eldr.similarity_permille";
+/// Histogram: similarity to the most similar region, per mille; apart from the former where load spoke against it.
+pub const TOP_SIMILARITY: &str = "eldr.top_similarity_permille";
+/// Histogram: regions within tau of the most similar one, where signatures were compared.
+pub const BAND: &str = "eldr.band";
 /// Histogram: duration of the prefill leg, milliseconds.
 pub const PREFILL_MS: &str = "eldr.prefill_ms";
 /// Counter: prefill answers whose client was gone.
 pub const LATE_PREFILL: &str = "eldr.late_prefill";
-/// Counter: blobs that were published and could not be used.
+/// Counter: prefill legs that were sent once more, to another cluster.
+pub const PREFILL_RETRY: &str = "eldr.prefill_retry";
+/// Counter: releases of KV blocks that were sent.
+pub const RELEASE_SENT: &str = "eldr.release_sent";
+/// Counter: releases that could not be sent or were not answered with success.
+pub const RELEASE_FAILED: &str = "eldr.release_failed";
+/// Counter: releases that were not sent because too many were under way.
+pub const RELEASE_DROPPED: &str = "eldr.release_dropped";
+/// Counter: blobs that came and could not be used.
 pub const BLOB_REFUSED: &str = "eldr.blob_refused";
+/// Counter: blobs that could not be fetched from their server.
+pub const BLOB_FETCH_FAILED: &str = "eldr.blob_fetch_failed";

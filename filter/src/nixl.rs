@@ -10,6 +10,10 @@ use crate::body::{Edit, NotAnObject, Object};
 /// The member that carries the hand-over in requests and answers.
 pub const KV_PARAMS: &str = "kv_transfer_params";
 
+/// The member of the params in which the official artifact carries a signature. It describes the prompt: decode does
+/// not get it.
+const ELDR_SIG: &str = "eldr_sig";
+
 const DO_REMOTE_DECODE: &str = "{\"do_remote_decode\":true,\"do_remote_prefill\":false,\
      \"remote_engine_id\":null,\"remote_block_ids\":null,\"remote_host\":null,\"remote_port\":null}";
 
@@ -28,16 +32,33 @@ pub fn prefill_body(request: &Object<'_>) -> String {
     ])
 }
 
-/// Raw text of a prefill answer's `kv_transfer_params`; `None` where the engine kept no blocks,
-/// in which case decode prefills by itself.
+/// What a prefill answer hands over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HandOver {
+    /// Raw text of `kv_transfer_params`, without [`ELDR_SIG`].
+    pub params: String,
+    /// Raw text of the signature in them; the last one, if there are several.
+    pub eldr_sig: Option<String>,
+}
+
+/// What a prefill answer hands over; `None` where the engine kept no blocks, in which case decode prefills by itself.
 ///
 /// # Errors
 /// The answer is not a JSON object.
-pub fn kv_params(answer: &[u8]) -> Result<Option<String>, NotAnObject> {
-    let params = Object::parse(answer)?
-        .get(KV_PARAMS)
-        .filter(|raw| raw.starts_with('{'));
-    Ok(params.map(str::to_owned))
+pub fn hand_over(answer: &[u8]) -> Result<Option<HandOver>, NotAnObject> {
+    let answer = Object::parse(answer)?;
+    let Some(raw) = answer.get(KV_PARAMS).filter(|raw| raw.starts_with('{')) else {
+        return Ok(None);
+    };
+    let params = Object::parse(raw.as_bytes())?;
+    Ok(Some(HandOver {
+        eldr_sig: params.get(ELDR_SIG).map(str::to_owned),
+        params: if params.has(ELDR_SIG) {
+            params.edit(&[(ELDR_SIG, Edit::Remove)])
+        } else {
+            raw.to_owned()
+        },
+    }))
 }
 
 #[cfg(test)]
@@ -64,17 +85,39 @@ mod tests {
     fn the_params_are_taken_verbatim() {
         let params = r#"{"do_remote_prefill":true, "remote_block_ids":[[1,2]],"new":1e400}"#;
         let answer = format!(r#"{{"id":"x","choices":[],"kv_transfer_params":{params}}}"#);
-        assert_eq!(kv_params(answer.as_bytes()).unwrap().unwrap(), params);
+        let found = hand_over(answer.as_bytes()).unwrap().unwrap();
+        assert_eq!(found.params, params);
+        assert_eq!(found.eldr_sig, None);
     }
 
     #[test]
     fn an_answer_without_blocks_has_no_params() {
         assert_eq!(
-            kv_params(br#"{"id":"x","kv_transfer_params":null}"#),
+            hand_over(br#"{"id":"x","kv_transfer_params":null}"#),
             Ok(None)
         );
-        assert_eq!(kv_params(br#"{"id":"x"}"#), Ok(None));
-        assert!(kv_params(br#"{"id":"x","kv_tran"#).is_err());
-        assert!(kv_params(b"").is_err());
+        assert_eq!(hand_over(br#"{"id":"x"}"#), Ok(None));
+        assert!(hand_over(br#"{"id":"x","kv_tran"#).is_err());
+        assert!(hand_over(b"").is_err());
+    }
+
+    #[test]
+    fn the_artifacts_signature_is_taken_out_and_nothing_else_changes() {
+        for (params, left, signature) in [
+            (
+                r#"{"a":1.50, "eldr_sig":"AA==","b":[ 1 ]}"#,
+                r#"{"a":1.50,"b":[ 1 ]}"#,
+                r#""AA==""#,
+            ),
+            (r#"{"eldr_sig": null , "a":1}"#, r#"{"a":1}"#, "null"),
+            (r#"{"eldr\u005fsig":"x","eldr_sig":"y"}"#, "{}", r#""y""#),
+        ] {
+            let answer = format!(r#"{{"kv_transfer_params":{params}}}"#);
+            let found = hand_over(answer.as_bytes()).unwrap().unwrap();
+            assert_eq!(
+                (found.params.as_str(), found.eldr_sig.as_deref()),
+                (left, Some(signature))
+            );
+        }
     }
 }

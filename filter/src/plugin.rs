@@ -2,9 +2,14 @@
 
 use eldr_core::blob::Blob;
 use eldr_core::decide::{Decision, Draw, Rule, Worker, WorkerIndex};
+use eldr_core::prefix_hash::{Ring, VNODES};
 use eldr_core::route::{Map, Scratch, route};
+use eldr_core::signature::header_from_eldr_sig;
 
+use crate::body;
 use crate::config::{ANY_MODEL, Config, PrefillPolicy};
+use crate::poll::Source;
+use crate::prefill::Leg;
 
 /// Index into the configured models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +21,10 @@ pub struct Plugin {
     config: Config,
     /// One per model.
     maps: Vec<Option<Map>>,
+    /// Empty unless the policy looks at prefixes.
+    prefill_ring: Ring,
+    /// Revision of each model's last blob that could not be used, so that it is refused once.
+    refused: Vec<Option<u64>>,
     /// A request's body came while its headers were held, so Envoy is set up for that.
     pub gets_bodies: bool,
 }
@@ -23,13 +32,19 @@ pub struct Plugin {
 impl Plugin {
     /// Puts the inline blobs to use.
     pub fn new(mut config: Config) -> Self {
-        let maps = config
+        let maps: Vec<_> = config
             .models
             .iter_mut()
             .map(|model| model.blob.take().map(|(_, map)| map))
             .collect();
+        let vnodes = match config.prefill_policy {
+            PrefillPolicy::PrefixHash => VNODES,
+            PrefillPolicy::RoundRobin | PrefillPolicy::LeastLoaded => 0,
+        };
         Self {
+            prefill_ring: Ring::new(&config.prefill_clusters, vnodes),
             config,
+            refused: vec![None; maps.len()],
             maps,
             gets_bodies: false,
         }
@@ -64,14 +79,43 @@ impl Plugin {
         self.map(Some(model)).map(|map| map.revision)
     }
 
-    /// Replaces a model's blob; the old one stays when the new one cannot be used.
+    /// Where a model's blobs come from, if not from the configuration alone.
+    pub fn source(&self, model: ModelIndex) -> Option<&Source> {
+        self.config.models.get(model.0)?.source.as_ref()
+    }
+
+    /// Published blobs are of interest above this revision: neither in use nor refused.
+    pub fn known_revision(&self, model: ModelIndex) -> Option<u64> {
+        let refused = self.refused.get(model.0).copied().flatten();
+        self.revision(model).max(refused)
+    }
+
+    /// Verifies a blob in full: its own promises, and that it names configured decode clusters only.
+    ///
+    /// # Errors
+    /// Why it cannot be used.
+    pub fn bind(&self, bytes: &[u8]) -> Result<Map, String> {
+        let blob = Blob::from_bytes(bytes).map_err(|error| error.to_string())?;
+        Map::bind(blob, &self.config.decode_clusters).map_err(|error| error.to_string())
+    }
+
+    /// Replaces a model's blob by the one published as `revision`; the old one stays when the new one cannot be used.
     ///
     /// # Errors
     /// Why it cannot.
-    pub fn update(&mut self, model: ModelIndex, bytes: &[u8]) -> Result<u64, String> {
-        let blob = Blob::from_bytes(bytes).map_err(|error| error.to_string())?;
-        let map =
-            Map::bind(blob, &self.config.decode_clusters).map_err(|error| error.to_string())?;
+    pub fn update(
+        &mut self,
+        model: ModelIndex,
+        published_as: u64,
+        bytes: &[u8],
+    ) -> Result<u64, String> {
+        let bound = self.bind(bytes);
+        if bound.is_err()
+            && let Some(refused) = self.refused.get_mut(model.0)
+        {
+            *refused = (*refused).max(Some(published_as));
+        }
+        let map = bound?;
         let revision = map.revision;
         if let Some(settings) = self.config.models.get_mut(model.0)
             && !settings.tau_is_fixed
@@ -84,23 +128,30 @@ impl Plugin {
         Ok(revision)
     }
 
+    /// The decode clusters as a decision sees them.
+    pub fn workers(
+        &self,
+        in_flight: impl Fn(&str) -> u32,
+        is_available: impl Fn(&str) -> bool,
+    ) -> Vec<Worker> {
+        let clusters = self.config.decode_clusters.iter().zip(&self.config.shares);
+        clusters
+            .map(|(name, share)| share.worker(in_flight(name), is_available(name)))
+            .collect()
+    }
+
     /// Chooses the decode cluster.
     pub fn decide(
         &self,
         model: Option<ModelIndex>,
         signature: Option<&[u8]>,
-        in_flight: impl Fn(&str) -> u32,
+        workers: &[Worker],
         draw: Draw,
         scratch: &mut Scratch,
     ) -> Decision {
         let settings = model.and_then(|model| self.config.models.get(model.0));
         let rule = settings.map_or_else(Rule::default, |settings| settings.rule);
-        let load = |cluster: &String| Worker {
-            load: f64::from(in_flight(cluster)),
-            available: true,
-        };
-        let workers: Vec<Worker> = self.config.decode_clusters.iter().map(load).collect();
-        route(&rule, self.map(model), signature, &workers, draw, scratch)
+        route(&rule, self.map(model), signature, workers, draw, scratch)
     }
 
     /// Name of a decode cluster.
@@ -112,15 +163,43 @@ impl Plugin {
             .unwrap_or_default()
     }
 
-    /// Chooses the prefill cluster; `sequence` grows by one per request.
-    pub fn prefill_cluster(&self, sequence: u64) -> &str {
-        let clusters = &self.config.prefill_clusters;
-        let turn = match self.config.prefill_policy {
-            PrefillPolicy::RoundRobin => sequence.checked_rem(clusters.len() as u64),
-        };
-        turn.and_then(|turn| clusters.get(turn as usize))
-            .map(String::as_str)
+    /// Chooses the cluster that a prefill leg goes to next: see [`Leg::choose`].
+    pub fn choose_prefill(
+        &self,
+        leg: &mut Leg,
+        in_flight: impl Fn(&str) -> u32,
+        turn: impl FnOnce() -> u64,
+    ) -> &str {
+        leg.choose(&self.config, &self.prefill_ring, in_flight, turn)
+    }
+
+    /// Chooses the cluster that a release goes to: the least loaded, not the one that just failed if there is another.
+    pub fn release_cluster(&self, failed: Option<&str>, workers: &[Worker]) -> &str {
+        let clusters = self.config.decode_clusters.iter().map(String::as_str);
+        clusters
+            .zip(workers)
+            .min_by(|(a, x), (b, y)| {
+                let rank = |name: &str, worker: &Worker| (Some(name) == failed, !worker.available);
+                let by_rank = rank(a, x).cmp(&rank(b, y));
+                by_rank.then(x.load.total_cmp(&y.load))
+            })
+            .map(|(cluster, _)| cluster)
             .unwrap_or_default()
+    }
+
+    /// Value of a signature header that says what a prefill answer's `eldr_sig` (raw JSON) says, or one that is as
+    /// malformed. An absent signature is empty or null, for the official artifact.
+    pub fn header_from_eldr_sig(&self, model: Option<ModelIndex>, raw: &str) -> Option<Vec<u8>> {
+        if raw == "null" || raw == "\"\"" {
+            return None;
+        }
+        // Without a blob nobody looks at it.
+        let geometry = self.map(model).map(Map::geometry);
+        let text = body::string(raw);
+        let header = geometry
+            .zip(text)
+            .and_then(|(geometry, text)| header_from_eldr_sig(text.as_bytes(), geometry).ok());
+        Some(header.unwrap_or_default().into_bytes())
     }
 
     fn map(&self, model: Option<ModelIndex>) -> Option<&Map> {
@@ -174,7 +253,7 @@ pub(crate) mod tests {
         let mut plugin = Plugin::new(Config::parse(config.to_string().as_bytes()).unwrap());
         let moe = plugin.model(Some("moe")).unwrap();
         plugin
-            .update(moe, &blob_bytes(1, &["decode-0", "decode-1"]))
+            .update(moe, 1, &blob_bytes(1, &["decode-0", "decode-1"]))
             .unwrap();
         plugin
     }
@@ -195,7 +274,7 @@ pub(crate) mod tests {
         let decision = plugin.decide(
             plugin.model(Some(model)),
             signature.map(str::as_bytes),
-            loads,
+            &plugin.workers(loads, |_| true),
             draw,
             &mut Scratch::default(),
         );
@@ -227,11 +306,16 @@ pub(crate) mod tests {
     fn a_blob_that_cannot_be_used_changes_nothing() {
         let mut plugin = plugin();
         let moe = plugin.model(Some("moe")).unwrap();
-        assert!(plugin.update(moe, b"rubbish").is_err());
-        assert!(plugin.update(moe, &blob_bytes(9, &["decode-7"])).is_err());
+        assert!(plugin.update(moe, 8, b"rubbish").is_err());
+        assert!(
+            plugin
+                .update(moe, 9, &blob_bytes(9, &["decode-7"]))
+                .is_err()
+        );
         assert_eq!(plugin.revision(moe), Some(1));
+        assert_eq!(plugin.known_revision(moe), Some(9), "refused once");
         assert_eq!(
-            plugin.update(moe, &blob_bytes(2, &["decode-1", "decode-0"])),
+            plugin.update(moe, 2, &blob_bytes(2, &["decode-1", "decode-0"])),
             Ok(2)
         );
         let first = signature([9, 0, 0, 0]);
@@ -242,9 +326,71 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn prefill_clusters_take_turns() {
+    fn weights_and_drains_shift_requests_and_a_drained_one_is_no_last_resort() {
+        let config = json!({
+            "models": [{"model": "*", "policy": "least_loaded"}],
+            "decode_clusters": [
+                {"name": "heavy", "weight": 3},
+                "light",
+                {"name": "leaving", "drain": true},
+            ],
+            "prefill_clusters": ["p"],
+        });
+        let plugin = Plugin::new(Config::parse(config.to_string().as_bytes()).unwrap());
+        let choose = |heavy: u32, light: u32, available: bool| {
+            let in_flight = |name: &str| match name {
+                "heavy" => heavy,
+                "light" => light,
+                _ => 0,
+            };
+            let workers = plugin.workers(in_flight, |_| available);
+            let draw = Draw {
+                sequence: 0,
+                entropy: 0,
+            };
+            let model = plugin.model(None);
+            let decision = plugin.decide(model, None, &workers, draw, &mut Scratch::default());
+            (plugin.decode_cluster(decision.target), decision.reason)
+        };
+        assert_eq!(choose(5, 2, true), ("heavy", Reason::Blind));
+        assert_eq!(choose(7, 2, true), ("light", Reason::Blind));
+        assert_eq!(choose(7, 2, false), ("light", Reason::AllEjected));
+    }
+
+    #[test]
+    fn releases_go_to_the_least_loaded_but_not_where_decode_just_failed() {
         let plugin = plugin();
-        let turns: Vec<&str> = (0..4).map(|turn| plugin.prefill_cluster(turn)).collect();
-        assert_eq!(turns, ["p0", "p1", "p0", "p1"]);
+        let loads = |cluster: &str| u32::from(cluster == "decode-0");
+        let workers = plugin.workers(loads, |_| true);
+        assert_eq!(plugin.release_cluster(None, &workers), "decode-1");
+        let release = |failed| plugin.release_cluster(failed, &workers);
+        assert_eq!(release(Some("decode-1")), "decode-0");
+        let workers = plugin.workers(loads, |cluster| cluster == "decode-0");
+        assert_eq!(plugin.release_cluster(None, &workers), "decode-0");
+    }
+
+    #[test]
+    fn the_artifacts_signature_is_read_with_the_geometry_of_the_blob() {
+        let plugin = plugin();
+        // 0, 9, 0, 0 as i16.
+        let (good, negative) = ("\"AAAJAAAAAAA=\"", "\"AAD//wAAAAA=\"");
+        for (model, raw, expected) in [
+            ("moe", good, ("decode-1", Reason::InBand)),
+            ("moe", negative, ("decode-1", Reason::MalformedSignature)),
+            (
+                "moe",
+                "\"AAAJAA==\"",
+                ("decode-1", Reason::MalformedSignature),
+            ),
+            ("moe", "17", ("decode-1", Reason::MalformedSignature)),
+            ("moe", "null", ("decode-1", Reason::NoSignature)),
+            ("moe", "\"\"", ("decode-1", Reason::NoSignature)),
+            ("other", good, ("decode-1", Reason::NoBlob)),
+        ] {
+            let header = plugin.header_from_eldr_sig(plugin.model(Some(model)), raw);
+            let header = header.map(|header| String::from_utf8(header).unwrap());
+            let (cluster, reason) = decide(&plugin, model, header.as_deref());
+            assert_eq!((cluster.as_str(), reason), expected, "{model} {raw}");
+        }
     }
 }

@@ -17,10 +17,12 @@ use eldr_core::Outcome;
 use eldr_core::decide::Decision;
 
 use crate::body::{self, Object};
-use crate::config::OnPrefillFailure;
+use crate::config::{Config, OnPrefillFailure, PrefillPolicy};
 use crate::headers::{self, Header};
 use crate::nixl;
 use crate::plugin::{ModelIndex, Plugin};
+use crate::prefill::{self, Leg};
+use crate::release::{Form, Release};
 
 /// Paths of requests that are routed.
 const PATHS: [&[u8]; 2] = [b"/v1/completions", b"/v1/chat/completions"];
@@ -83,7 +85,7 @@ pub enum OnBody {
     Bypass,
     /// Choose a decode cluster without a prefill leg.
     Route,
-    /// Send the prefill leg; its body is kept in the request.
+    /// Send the prefill leg, which is kept in the request.
     Prefill,
 }
 
@@ -110,15 +112,6 @@ pub struct Head {
     pub bytes: String,
 }
 
-/// Prefill leg of a request that waits to be sent.
-#[derive(Debug, Default)]
-pub struct PrefillLeg {
-    /// The request's headers, cleaned.
-    pub headers: Vec<Header>,
-    /// Body of the leg.
-    pub body: String,
-}
-
 /// The prefill worker's answer as the host hands it out.
 #[derive(Debug)]
 pub struct Answer {
@@ -128,6 +121,22 @@ pub struct Answer {
     pub body: Vec<u8>,
 }
 
+impl Answer {
+    /// No answer at all.
+    pub fn none() -> Self {
+        Self {
+            headers: vec![],
+            body: vec![],
+        }
+    }
+
+    /// HTTP status; `None` where there is no answer.
+    pub fn status(&self) -> Option<u32> {
+        let value = headers::get(&self.headers, ":status")?;
+        std::str::from_utf8(value).ok()?.parse().ok()
+    }
+}
+
 /// One request.
 #[derive(Debug)]
 pub struct Request {
@@ -135,7 +144,9 @@ pub struct Request {
     outcome: Option<Outcome>,
     /// Whether the path is one that we route.
     generates: bool,
-    leg: PrefillLeg,
+    leg: Leg,
+    /// Raw params of a hand-over that decode has, unless it turns out that no worker got it.
+    handed_over: Option<String>,
     model: Option<ModelIndex>,
     /// Body up to and with the opening brace.
     opening: String,
@@ -151,7 +162,8 @@ impl Default for Request {
             state: State::New,
             outcome: None,
             generates: false,
-            leg: PrefillLeg::default(),
+            leg: Leg::default(),
+            handed_over: None,
             model: None,
             opening: String::new(),
             is_empty_object: false,
@@ -235,44 +247,104 @@ impl Request {
         self.opening = String::from_utf8_lossy(opening).into_owned();
         self.is_empty_object = object.is_empty();
         self.leg.body = nixl::prefill_body(&object);
+        if plugin.config().prefill_policy == PrefillPolicy::PrefixHash {
+            self.leg.prefix = prefill::prefix(&object, plugin.config().prefill_prefix_bytes);
+        }
         self.state = State::Prefilling;
         OnBody::Prefill
     }
 
-    /// Hands out the prefill leg, once.
-    pub fn take_leg(&mut self) -> PrefillLeg {
-        std::mem::take(&mut self.leg)
+    /// The prefill leg, until it was answered.
+    pub fn leg(&mut self) -> &mut Leg {
+        &mut self.leg
+    }
+
+    /// Whether to send the leg once more after this answer; see [`Leg::may_retry`].
+    pub fn may_retry(
+        &self,
+        answer: &Answer,
+        config: &Config,
+        now_ms: u64,
+        deadline_ms: u64,
+    ) -> bool {
+        let status = answer.status();
+        self.leg.may_retry(status, config, now_ms, deadline_ms)
     }
 
     /// Takes the prefill answer.
-    pub fn on_prefill(&mut self, answer: &Answer, on_failure: OnPrefillFailure) -> OnPrefill {
-        let status = headers::get(&answer.headers, ":status")
-            .and_then(|value| std::str::from_utf8(value).ok()?.parse::<u32>().ok());
-        match status {
-            Some(200..=299) => match nixl::kv_params(&answer.body) {
-                Ok(params) => OnPrefill::Route {
-                    signature: headers::get(&answer.headers, headers::SIGNATURE)
-                        .map(<[u8]>::to_vec),
-                    head: params.map(|params| self.head(&params)),
-                },
-                Err(_) => self.prefill_failed(on_failure, 502, "gave an answer that is not JSON"),
-            },
+    pub fn on_prefill(&mut self, answer: &Answer, plugin: &Plugin) -> OnPrefill {
+        let on_failure = plugin.config().on_prefill_failure;
+        let next = self.judge(answer, plugin);
+        if self.handed_over.is_none() {
+            self.leg = Leg::default();
+        }
+        next.unwrap_or_else(|(status, how)| self.prefill_failed(on_failure, status, how))
+    }
+
+    /// What to do, or the status and the words for a failure.
+    fn judge(
+        &mut self,
+        answer: &Answer,
+        plugin: &Plugin,
+    ) -> Result<OnPrefill, (u32, &'static str)> {
+        match answer.status() {
+            Some(200..=299) => {
+                let hand_over = nixl::hand_over(&answer.body)
+                    .map_err(|_| (502, "gave an answer that is not JSON"))?;
+                let header = headers::get(&answer.headers, headers::SIGNATURE).map(<[u8]>::to_vec);
+                let eldr_sig = hand_over.as_ref().and_then(|all| all.eldr_sig.as_deref());
+                let signature =
+                    header.or_else(|| plugin.header_from_eldr_sig(self.model, eldr_sig?));
+                let head = hand_over.as_ref().map(|all| self.head(&all.params));
+                if plugin.config().release != Form::None {
+                    self.handed_over = hand_over.map(|all| all.params);
+                }
+                Ok(OnPrefill::Route { signature, head })
+            }
             Some(status @ 400..=499) => {
                 self.end(Outcome::PrefillRejected);
                 let kept = headers::for_client(&answer.headers);
-                OnPrefill::Reply(Reply {
+                Ok(OnPrefill::Reply(Reply {
                     status,
                     headers: kept
                         .iter()
                         .map(|(k, v)| ((*k).to_owned(), v.to_vec()))
                         .collect(),
                     body: answer.body.clone(),
-                })
+                }))
             }
-            Some(504) => self.prefill_failed(on_failure, 504, "did not answer in time"),
-            Some(_) => self.prefill_failed(on_failure, 502, "failed"),
-            None => self.prefill_failed(on_failure, 502, "could not be reached or broke off"),
+            Some(504) => Err((504, "did not answer in time")),
+            Some(_) => Err((502, "failed")),
+            None => Err((502, "could not be reached or broke off")),
         }
+    }
+
+    /// Takes a prefill answer that came too late for its client. The blocks it pins, if any, are to be released.
+    pub fn on_late_prefill(&mut self, answer: &Answer, form: Form) -> Option<Release> {
+        let leg = std::mem::take(&mut self.leg);
+        let success = matches!(answer.status(), Some(200..=299));
+        let hand_over = success
+            .then(|| nixl::hand_over(&answer.body).ok())
+            .flatten();
+        Release::new(form, leg, &hand_over.flatten()?.params)
+    }
+
+    /// Whether the request took blocks along of which it is not known that a worker got them.
+    pub fn is_handed_over(&self) -> bool {
+        self.handed_over.is_some()
+    }
+
+    /// The decode leg is with a worker: its blocks are the worker's affair.
+    pub fn on_decode_reached(&mut self) {
+        self.handed_over = None;
+        self.leg = Leg::default();
+    }
+
+    /// The request has ended. Blocks that decode was to fetch are to be released unless
+    /// [it was reached](Self::on_decode_reached).
+    pub fn take_release(&mut self, form: Form) -> Option<Release> {
+        let params = self.handed_over.take()?;
+        Release::new(form, std::mem::take(&mut self.leg), &params)
     }
 
     /// The request's model, as configured.

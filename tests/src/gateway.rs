@@ -40,6 +40,8 @@ pub fn envoy_binary() -> &'static Path {
 pub struct Options {
     /// Decode workers, named `decode-0` and so on, one region each.
     pub workers: usize,
+    /// Prefill workers, named `prefill`, `prefill-1` and so on.
+    pub prefills: usize,
     /// Envoy's worker threads.
     pub threads: usize,
     /// Laid over the filter's default configuration; `null` removes a field.
@@ -50,17 +52,21 @@ pub struct Options {
     pub buffer_limit: u32,
     /// Listeners come from a file that [`Gateway::update`] replaces.
     pub lds: bool,
+    /// More Envoy clusters, by name.
+    pub clusters: Vec<(&'static str, SocketAddr)>,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Self {
             workers: 3,
+            prefills: 1,
             threads: 1,
             filter: json!({}),
             without_stop_iteration: false,
             buffer_limit: 64 << 20,
             lds: false,
+            clusters: Vec::new(),
         }
     }
 }
@@ -82,7 +88,7 @@ impl Options {
         let mut config = json!({
             "models": [{ "model": "*", "blob": { "inline": blob }, "policy": "band" }],
             "decode_clusters": workers,
-            "prefill_clusters": ["prefill"],
+            "prefill_clusters": prefill_names(self.prefills),
             "debug_headers": true
         });
         for (key, value) in self.filter.as_object().expect("an object of overrides") {
@@ -100,6 +106,13 @@ fn worker_names(count: usize) -> Vec<String> {
     (0..count).map(|index| format!("decode-{index}")).collect()
 }
 
+fn prefill_names(count: usize) -> Vec<String> {
+    let others = (1..count).map(|index| format!("prefill-{index}"));
+    std::iter::once("prefill".to_owned())
+        .chain(others)
+        .collect()
+}
+
 /// A running gateway and everything around it.
 #[derive(Debug)]
 pub struct Gateway {
@@ -107,6 +120,8 @@ pub struct Gateway {
     pub envoy: Envoy,
     /// Answers each prefill leg with [`KV_TRANSFER_PARAMS`] and a signature of region 0.
     pub prefill: Upstream,
+    /// `prefill-1` and so on, which answer as `prefill` does.
+    pub other_prefills: Vec<Upstream>,
     /// `decode-0` and so on; each answers with its own name.
     pub decode: Vec<Upstream>,
     /// Gets what the filter does not route; answers `default`.
@@ -128,13 +143,26 @@ impl Gateway {
     /// As [`Gateway::start`], but Envoy may refuse: the error is its own words.
     pub async fn try_start(options: Options) -> Result<Self, String> {
         let prefill = Upstream::start(Answer::status(500)).await;
+        let mut other_prefills = Vec::new();
+        for _ in 1..options.prefills {
+            other_prefills.push(Upstream::start(Answer::status(500)).await);
+        }
         let default = Upstream::start(Answer::json("default")).await;
         let mut decode = Vec::new();
         for name in worker_names(options.workers) {
             decode.push(Upstream::start(Answer::json(name)).await);
         }
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let clusters = clusters(&prefill, &decode, &default);
+        let mut clusters = clusters(&prefill, &decode, &default);
+        for (name, worker) in prefill_names(options.prefills)
+            .iter()
+            .skip(1)
+            .zip(&other_prefills)
+        {
+            clusters.push(config::cluster(name, worker.address));
+        }
+        let more = options.clusters.iter();
+        clusters.extend(more.map(|&(name, address)| config::cluster(name, address)));
         let listener = listener(&options, &options.filter_config(), dir.path());
         let bootstrap = if options.lds {
             write_lds(dir.path(), &listener, 1);
@@ -151,6 +179,7 @@ impl Gateway {
         let gateway = Self {
             envoy,
             prefill,
+            other_prefills,
             decode,
             default,
             address,
@@ -161,11 +190,13 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// The prefill worker answers with a signature of this region from now on, or with none.
+    /// Prefill workers answer with a signature of this region from now on, or with none.
     pub fn prefill_says(&self, region: Option<usize>) {
         let signature = region.map(|region| blob::signature_of(region, self.options.workers));
-        self.prefill
-            .answers(Answer::prefill(KV_TRANSFER_PARAMS, signature.as_deref()));
+        let answer = Answer::prefill(KV_TRANSFER_PARAMS, signature.as_deref());
+        for prefill in std::iter::once(&self.prefill).chain(&self.other_prefills) {
+            prefill.answers(answer.clone());
+        }
     }
 
     /// A new client connection.
@@ -259,6 +290,12 @@ impl Gateway {
         for sign in ["panicked", "Wasm VM failed", "Function: proxy_"] {
             assert!(!log.contains(sign), "the filter trapped: {log}");
         }
+    }
+
+    /// Waits until one of the filter's counters or gauges has this value.
+    pub async fn expect_stat(&self, name: &str, expected: u64) {
+        let value = async || self.filter_stats().await.get(name).copied().unwrap_or(0);
+        eventually(name, value, |found| *found == expected).await;
     }
 
     /// The filter's counters and gauges, without the prefix that Envoy gives them.

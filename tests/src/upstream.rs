@@ -224,7 +224,12 @@ enum Script {
 impl Upstream {
     /// Listens on a free loopback port and gives every request this answer.
     pub async fn start(answer: Answer) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0")
+        Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), answer).await
+    }
+
+    /// As [`Upstream::start`], on an address that may have been another upstream's before.
+    pub async fn start_at(address: SocketAddr, answer: Answer) -> Self {
+        let listener = TcpListener::bind(address)
             .await
             .expect("a free port on loopback");
         let address = listener
@@ -249,6 +254,11 @@ impl Upstream {
     /// From now on every request gets this answer.
     pub fn answers(&self, answer: Answer) {
         *lock(&self.shared.script) = Script::Answer(answer);
+    }
+
+    /// Closes its port and its connections: from now on it refuses.
+    pub fn close(&self) {
+        self.server.abort();
     }
 
     /// From now on every request waits for the test: see [`Upstream::next`].

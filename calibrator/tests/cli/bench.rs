@@ -7,30 +7,30 @@ use eldr_core::signature::{Encoding, Geometry, Signature};
 use tempfile::TempDir;
 
 /// What a command that ended left behind.
-pub struct Ran {
-    pub code: i32,
-    pub stdout: String,
-    pub stderr: String,
+pub(crate) struct Ran {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 /// A folder that commands run in.
-pub struct Bench {
-    pub dir: TempDir,
+pub(crate) struct Bench {
+    pub(crate) dir: TempDir,
 }
 
 impl Bench {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Bench {
             dir: tempfile::tempdir().unwrap(),
         }
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     /// Runs `eldr` in the folder.
-    pub fn eldr(&self, arguments: &str) -> Ran {
+    pub(crate) fn eldr(&self, arguments: &str) -> Ran {
         let output = Command::new(env!("CARGO_BIN_EXE_eldr"))
             .args(arguments.split(' '))
             .current_dir(self.dir.path())
@@ -44,25 +44,25 @@ impl Bench {
         }
     }
 
-    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> &Self {
+    pub(crate) fn write(&self, name: &str, content: impl AsRef<[u8]>) -> &Self {
         std::fs::write(self.path(name), content).unwrap();
         self
     }
 
-    pub fn blob(&self, name: &str) -> Vec<u8> {
+    pub(crate) fn blob(&self, name: &str) -> Vec<u8> {
         std::fs::read(self.path(name)).unwrap()
     }
 }
 
 impl Ran {
     #[track_caller]
-    pub fn succeeded(&self) -> &Self {
+    pub(crate) fn succeeded(&self) -> &Self {
         assert_eq!((self.code, self.stderr.as_str()), (0, ""));
         self
     }
 }
 
-pub fn line(id: &str, counts: [u16; 4], decode: bool) -> String {
+pub(crate) fn line(id: &str, counts: [u16; 4], decode: bool) -> String {
     let geometry = Geometry {
         layers: 2,
         experts: 2,
@@ -79,7 +79,7 @@ pub fn line(id: &str, counts: [u16; 4], decode: bool) -> String {
 }
 
 /// Four requests of two kinds.
-pub fn trace(decode: bool) -> String {
+pub(crate) fn trace(decode: bool) -> String {
     [
         ("a", [3, 0, 2, 1]),
         ("b", [0, 4, 1, 2]),
@@ -91,10 +91,10 @@ pub fn trace(decode: bool) -> String {
 }
 
 /// Fits [`trace`] in `t.jsonl` to `b.eldr`.
-pub const FIT: &str = "fit t.jsonl -o b.eldr --workers decode-0,decode-1";
+pub(crate) const FIT: &str = "fit t.jsonl -o b.eldr --workers decode-0,decode-1";
 
 /// The text without its sha256 sums: the last bit of a logarithm may depend on the platform.
-pub fn mask_hashes(text: &str) -> String {
+pub(crate) fn mask_hashes(text: &str) -> String {
     let words = text.split_inclusive(|c: char| !c.is_ascii_hexdigit());
     words
         .map(|word| match word.split_at_checked(64) {

@@ -20,6 +20,7 @@
 //! [`Encoded`] is the hot path: it reads the parameters and decodes only the rows that a caller asks for.
 //! [`Signature`] is the owned form, for everything that is not in a hurry.
 
+mod eldr_sig;
 mod layers;
 mod payload;
 mod scan;
@@ -30,6 +31,7 @@ use std::fmt::Write as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
+pub use eldr_sig::header_from_eldr_sig;
 pub use payload::{Encoded, Scratch};
 
 /// Longest header value that is looked at, bytes.
@@ -143,6 +145,12 @@ pub enum SignatureError {
     Varint {
         /// Offset into the decoded payload.
         at: usize,
+    },
+    /// A count of the official artifact's `eldr_sig` is below zero.
+    #[error("signature count {index} is negative")]
+    Negative {
+        /// Index into the counts.
+        index: usize,
     },
     /// A row that the caller needs is not in the payload.
     #[error("signature has no row for layer {layer}")]

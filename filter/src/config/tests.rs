@@ -1,3 +1,5 @@
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -24,6 +26,11 @@ fn a_minimal_configuration_has_the_documented_defaults() {
     );
     assert_eq!(config.prefill_timeout_ms, 30_000);
     assert_eq!(config.on_prefill_failure, OnPrefillFailure::DecodeOnly);
+    assert_eq!(config.prefill_policy, PrefillPolicy::RoundRobin);
+    assert_eq!(config.prefill_prefix_bytes, 1_024);
+    assert_eq!(config.prefill_load_factor, 1.25);
+    assert!(config.prefill_retry);
+    assert_eq!(config.release, Form::Decode);
     assert_eq!(config.models[0].rule, Rule::default());
     assert!(!config.debug_headers);
 }
@@ -39,16 +46,20 @@ fn all_mistakes_are_reported_at_once() {
         "decode_clusters": ["d", "d", "two words"],
         "prefill_clusters": [],
         "prefill_timeout_ms": 0,
+        "prefill_prefix_bytes": 0,
+        "prefill_load_factor": 0.9,
         "load_lease_ms": 1,
     }))
     .unwrap_err();
     let text = mistakes.to_string();
     let expected = [
-        "plugin configuration refused, 12 mistake(s):",
+        "plugin configuration refused, 14 mistake(s):",
         "\n  decode_clusters[1]: found \"d\", allowed: visible ASCII characters, each cluster once",
         "\n  decode_clusters[2]: found \"two words\", allowed: visible ASCII",
         "\n  prefill_clusters: found [], allowed: at least one Envoy cluster",
         "\n  prefill_timeout_ms: found 0, allowed: 1 to 3600000",
+        "\n  prefill_prefix_bytes: found 0, allowed: 1 to 1048576",
+        "\n  prefill_load_factor: found 0.9, allowed: a number from 1 to 100",
         "\n  load_lease_ms: found 1, allowed: 500 to 60000",
         "\n  models[0].tau: found -0.5, allowed: 0 to 2",
         "\n  models[0].max_load_factor: found 0.5, allowed: a number from 1 to 100, or \"none\"",
@@ -61,6 +72,91 @@ fn all_mistakes_are_reported_at_once() {
     for part in expected {
         assert!(text.contains(part), "{part}\nnot in\n{text}");
     }
+}
+
+#[test]
+fn decode_clusters_may_have_weights_and_drain() {
+    let mut config = minimal();
+    config["decode_clusters"] =
+        json!(["a", {"name": "b", "weight": 2.5}, {"name": "c", "drain": true}]);
+    let parsed = parse(&config).unwrap();
+    assert_eq!(parsed.decode_clusters, ["a", "b", "c"]);
+    let shares = parsed
+        .shares
+        .iter()
+        .map(|share| (share.weight, share.drain));
+    assert!(shares.eq([(1.0, false), (2.5, false), (1.0, true)]));
+    for (clusters, expected) in [
+        (
+            json!([{"name": "a", "weight": 0.01}]),
+            "decode_clusters[0].weight: found 0.01, allowed: 0.1 to 100",
+        ),
+        (
+            json!([{"name": "a", "drain": true}]),
+            "decode_clusters: found all of them drain",
+        ),
+        (
+            json!(["a", {"name": "a"}]),
+            "decode_clusters[1]: found \"a\"",
+        ),
+        (
+            json!(["a", {"name": "b", "wait": 1}]),
+            "decode_clusters[1].wait: found unknown field `wait`",
+        ),
+        (json!([7]), "decode_clusters[0]: found invalid type"),
+    ] {
+        config["decode_clusters"] = clusters;
+        let error = parse(&config).unwrap_err().to_string();
+        assert!(error.contains(expected), "{expected}\nnot in\n{error}");
+    }
+}
+
+#[test]
+fn cool_downs_and_log_fields_have_defaults_and_ranges() {
+    let config = parse(&minimal()).unwrap();
+    let CoolDown { first_ms, max_ms } = config.cool_down;
+    assert_eq!((first_ms, max_ms), (1_000, 30_000));
+    assert_eq!(
+        (config.log_signatures, config.log_decisions_per_mille),
+        (false, 0)
+    );
+    let mut config = minimal();
+    config["eject_ms"] = json!(5_000);
+    config["eject_max_ms"] = json!(4_000);
+    config["log_decisions_per_mille"] = json!(1_001);
+    let error = parse(&config).unwrap_err().to_string();
+    for part in [
+        "eject_max_ms: found 4000, allowed: 5000 to 3600000",
+        "log_decisions_per_mille: found 1001, allowed: 0 to 1000",
+    ] {
+        assert!(error.contains(part), "{part}\nnot in\n{error}");
+    }
+}
+
+#[test]
+fn a_blob_may_come_over_http() {
+    let mut config = minimal();
+    config["models"][0]["blob"] = json!({"http": {"cluster": "eldr-serve", "path": "/v1/blob"}});
+    let source = parse(&config).unwrap().models.remove(0).source.unwrap();
+    assert_eq!(
+        (source.authority.as_str(), source.interval_ms),
+        ("eldr-serve", 5_000)
+    );
+    config["models"][0]["blob"] =
+        json!({"http": {"cluster": "", "path": "v1", "interval_ms": 1, "authority": "a b"}});
+    let error = parse(&config).unwrap_err().to_string();
+    for part in [
+        "4 mistake(s)",
+        "models[0].blob.http.cluster: found \"\"",
+        "models[0].blob.http.authority: found \"a b\"",
+        "models[0].blob.http.path: found \"v1\", allowed: an absolute path",
+        "models[0].blob.http.interval_ms: found 1, allowed: 200 to 3600000",
+    ] {
+        assert!(error.contains(part), "{part}\nnot in\n{error}");
+    }
+    config["models"][0]["blob"] = json!({});
+    let error = parse(&config).unwrap_err().to_string();
+    assert!(error.contains("models[0].blob: found {}"), "{error}");
 }
 
 #[test]

@@ -8,15 +8,16 @@ use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{BufferType, ContextType, LogLevel, MapType};
 
+use super::calls;
+use super::fetch::Fetches;
 use super::stream::{self, Stream};
 use super::vm::{self, SharedPlugin};
 use super::{EnvoyShared, headers, log, now_ms};
 use crate::blobs;
 use crate::config::Config;
-use crate::headers::for_prefill;
 use crate::metrics;
 use crate::plugin::{ModelIndex, Plugin};
-use crate::request::{Answer, PrefillLeg};
+use crate::request::Answer;
 
 /// Heartbeat, gauges and blob updates.
 const TICK: Duration = Duration::from_millis(200);
@@ -24,11 +25,14 @@ const TICK: Duration = Duration::from_millis(200);
 /// Most bytes of a prefill answer that are read.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 
-#[derive(Default)]
 pub(super) struct Root {
+    id: u32,
+    /// Envoy wants it to go; it stays until its calls are answered.
+    ending: bool,
     plugin: Option<SharedPlugin>,
     /// Tells the plugins of one VM apart in shared data.
     name: String,
+    fetches: Fetches,
 }
 
 impl Context for Root {
@@ -39,9 +43,13 @@ impl Context for Root {
         body_size: usize,
         _: usize,
     ) {
-        let Some(stream) = vm::with(|vm| vm.calls.remove(&token)) else {
+        if let Some(plugin) = &self.plugin
+            && self
+                .fetches
+                .on_answer(token, num_headers, body_size, plugin)
+        {
             return;
-        };
+        }
         let answer = Answer {
             // Without headers the maps may not even be asked for.
             headers: if num_headers == 0 {
@@ -58,18 +66,18 @@ impl Context for Root {
             .flatten()
             .unwrap_or_default(),
         };
-        on_answer(stream, &answer);
-    }
-}
-
-/// Acts on the stream, if it is still there.
-fn on_answer(stream: u32, answer: &Answer) {
-    let waiting = vm::with(|vm| vm.waiting.remove(&stream));
-    match waiting {
-        Some(waiting) if hostcalls::set_effective_context(stream).is_ok() => {
-            stream::on_prefill(&waiting, answer);
+        calls::on_answer(token, &answer);
+        if self.ending && calls::is_idle(self.id) {
+            self.ending = false;
+            let _ = hostcalls::done();
         }
-        _ => vm::with(|vm| vm.metrics.count(metrics::LATE_PREFILL)),
+    }
+
+    /// Waits for the answers to its calls: they end counts, and may have blocks to release.
+    fn on_done(&mut self) -> bool {
+        calls::run_errands(self.id);
+        self.ending = !calls::is_idle(self.id);
+        !self.ending
     }
 }
 
@@ -88,23 +96,28 @@ impl RootContext for Root {
             .flatten();
         self.name = String::from_utf8_lossy(&root_id.unwrap_or_default()).into_owned();
         for model in &config.models {
-            if let Some((bytes, map)) = &model.blob {
-                blobs::publish(
-                    &EnvoyShared,
-                    &self.blob_name(&model.name),
-                    map.revision,
-                    bytes,
-                );
+            // Where blobs are fetched, an inline one serves until the first: every thread has it from its configuration.
+            if let (Some((bytes, map)), None) = (&model.blob, &model.source) {
+                let name = format!("{}.{}", self.name, model.name);
+                blobs::publish(&EnvoyShared, &name, map.revision, bytes);
             }
         }
         let _ = hostcalls::set_tick_period(TICK);
-        self.plugin = Some(Rc::new(RefCell::new(Plugin::new(config))));
+        let plugin = Rc::new(RefCell::new(Plugin::new(config)));
+        self.fetches = Fetches::new(&plugin, |model| self.blob_name(&plugin.borrow(), model));
+        // What was fetched before an update of the configuration serves at once.
+        self.update_blobs(&plugin);
+        self.plugin = Some(plugin);
         true
     }
 
     fn on_tick(&mut self) {
         let Some(plugin) = &self.plugin else { return };
         self.update_blobs(plugin);
+        let lease_ms = plugin.borrow().config().timing.lease_ms;
+        if !self.ending {
+            self.fetches.on_tick(lease_ms);
+        }
         {
             let plugin = plugin.borrow();
             let timing = plugin.config().timing;
@@ -112,7 +125,12 @@ impl RootContext for Root {
                 let now = now_ms();
                 vm.loads.tick(&EnvoyShared, now, timing);
                 vm.loads.refresh(&EnvoyShared, now, timing);
-                for cluster in &plugin.config().decode_clusters {
+                let config = plugin.config();
+                for cluster in config
+                    .decode_clusters
+                    .iter()
+                    .chain(&config.prefill_clusters)
+                {
                     let in_flight = vm.loads.in_flight(cluster);
                     vm.metrics
                         .set(&metrics::in_flight(cluster), u64::from(in_flight));
@@ -124,11 +142,9 @@ impl RootContext for Root {
     }
 
     fn on_queue_ready(&mut self, queue: u32) {
-        // The bytes only wake; the list says what to do.
+        // The bytes only wake; the errands say what to do.
         while let Ok(Some(_)) = hostcalls::dequeue_shared_queue(queue) {}
-        while let Some(stream) = vm::with(|vm| vm.to_dispatch.pop_front()) {
-            dispatch(stream);
-        }
+        calls::run_errands(self.id);
     }
 
     fn create_http_context(&self, id: u32) -> Option<Box<dyn HttpContext>> {
@@ -141,8 +157,24 @@ impl RootContext for Root {
 }
 
 impl Root {
-    fn blob_name(&self, model: &str) -> String {
-        format!("{}.{model}", self.name)
+    pub(super) fn new(id: u32) -> Self {
+        Self {
+            id,
+            ending: false,
+            plugin: None,
+            name: String::new(),
+            fetches: Fetches::default(),
+        }
+    }
+
+    /// Name of a model's blob in shared data.
+    fn blob_name(&self, plugin: &Plugin, model: ModelIndex) -> String {
+        let names = plugin.models().find(|(index, _)| *index == model);
+        let name = names.map(|(_, name)| name).unwrap_or_default();
+        match plugin.source(model) {
+            Some(source) => format!("{}.{}", self.name, source.name(name)),
+            None => format!("{}.{name}", self.name),
+        }
     }
 
     fn update_blobs(&self, plugin: &SharedPlugin) {
@@ -150,15 +182,15 @@ impl Root {
             let plugin = plugin.borrow();
             plugin
                 .models()
-                .map(|(index, name)| (index, self.blob_name(name)))
+                .map(|(index, _)| (index, self.blob_name(&plugin, index)))
                 .collect()
         };
         for (model, name) in models {
-            let current = plugin.borrow().revision(model);
-            let Some(bytes) = blobs::newer(&EnvoyShared, &name, current) else {
+            let known = plugin.borrow().known_revision(model);
+            let Some((revision, bytes)) = blobs::newer(&EnvoyShared, &name, known) else {
                 continue;
             };
-            let updated = plugin.borrow_mut().update(model, &bytes);
+            let updated = plugin.borrow_mut().update(model, revision, &bytes);
             match updated {
                 Ok(revision) => log(
                     LogLevel::Info,
@@ -173,39 +205,5 @@ impl Root {
                 }
             }
         }
-    }
-}
-
-/// Sends a stream's prefill leg. A leg that cannot be sent is answered like one that broke off.
-fn dispatch(stream: u32) {
-    let Some((plugin, request, turn)) = vm::with(|vm| {
-        let waiting = vm.waiting.get(&stream)?;
-        let (plugin, request) = (waiting.plugin.clone(), waiting.request.clone());
-        Some((plugin, request, vm.turn()))
-    }) else {
-        return; // gone before it was sent
-    };
-    let PrefillLeg { headers, body } = request.borrow_mut().take_leg();
-    let call = {
-        let plugin = plugin.borrow();
-        hostcalls::dispatch_http_call(
-            plugin.prefill_cluster(turn),
-            for_prefill(&headers),
-            Some(body.as_bytes()),
-            vec![],
-            Duration::from_millis(plugin.config().prefill_timeout_ms),
-        )
-    };
-    match call {
-        Ok(token) => vm::with(|vm| {
-            vm.calls.insert(token, stream);
-        }),
-        Err(_) => on_answer(
-            stream,
-            &Answer {
-                headers: vec![],
-                body: vec![],
-            },
-        ),
     }
 }

@@ -3,14 +3,18 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use eldr_core::signature::Encoded;
 use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::{Action, BufferType, LogLevel, MapType, Status};
 
+use super::calls::Errand;
 use super::vm::{self, SharedPlugin, SharedRequest, Starving, Waiting};
-use super::{EnvoyShared, headers, log, now_ms, now_ns, remove_header, set_header};
+use super::{EnvoyShared, decision, headers, log, now_ms, remove_header, set_header};
 use crate::headers::{self as names, is_private, is_steering};
+use crate::health::{Sent, Verdict};
 use crate::metrics;
+use crate::release::reached_worker;
 use crate::request::{Answer, Head, OnBody, OnHeaders, OnPrefill, Reply};
 
 pub(super) struct Stream {
@@ -19,6 +23,8 @@ pub(super) struct Stream {
     request: SharedRequest,
     /// The decode cluster that this stream is counted for.
     counted: Rc<RefCell<Option<String>>>,
+    /// Until there is a verdict on that cluster.
+    sent: Rc<RefCell<Option<Sent>>>,
     content_length: Option<usize>,
     ended: bool,
 }
@@ -30,6 +36,7 @@ impl Stream {
             plugin,
             request: SharedRequest::default(),
             counted: Rc::default(),
+            sent: Rc::default(),
             content_length: None,
             ended: false,
         }
@@ -58,7 +65,7 @@ impl Stream {
                 let timing = plugin.borrow().config().timing;
                 let woken = vm::with(|vm| {
                     vm.waiting.insert(self.id, waiting.clone());
-                    vm.wake_root(self.id, timing)
+                    vm.wake_root(Errand::Prefill(self.id), timing)
                 });
                 if !woken {
                     let answer = self
@@ -79,6 +86,7 @@ impl Stream {
             started_ms: now_ms(),
             content_length: self.content_length,
             counted: self.counted.clone(),
+            sent: self.sent.clone(),
         }
     }
 
@@ -92,18 +100,28 @@ impl Stream {
         }
     }
 
+    /// The verdict on the decode cluster that the request was sent to, once.
+    fn judge(&self, verdict: impl FnOnce() -> Verdict) {
+        if let (Some(sent), Some(plugin)) = (self.sent.borrow_mut().take(), &self.plugin) {
+            decision::learn(&plugin.borrow(), &sent, verdict());
+        }
+    }
+
     /// Counting ends here, exactly once per stream.
     fn end(&mut self) {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
+        self.judge(|| Verdict::Unknown);
         let Some(plugin) = &self.plugin else { return };
         let timing = plugin.borrow().config().timing;
         let outcome = self.request.borrow().outcome();
+        let counted = self.counted.borrow_mut().take();
+        let failed = counted.clone().unwrap_or_default();
         vm::with(|vm| {
             vm.waiting.remove(&self.id);
             vm.starving.remove(&self.id);
-            if let Some(cluster) = self.counted.borrow_mut().take() {
+            if let Some(cluster) = counted {
                 vm.loads.end(&EnvoyShared, &cluster, now_ms(), timing);
             }
             if let Some(outcome) = outcome {
@@ -112,6 +130,23 @@ impl Stream {
         });
         if let Some(outcome) = outcome {
             set_property("eldr_outcome", &outcome.to_string());
+        }
+        self.release(plugin, failed);
+    }
+
+    /// Has the KV blocks released that a decode leg was to fetch which never reached a worker.
+    fn release(&self, plugin: &SharedPlugin, failed: String) {
+        let mut request = self.request.borrow_mut();
+        let config = &plugin.borrow();
+        let (form, timing) = (config.config().release, config.config().timing);
+        if !request.is_handed_over() || reached_a_worker() {
+            return;
+        }
+        if let Some(release) = request.take_release(form) {
+            let errand = Errand::Release(release, plugin.clone(), failed);
+            if !vm::with(|vm| vm.wake_root(errand, timing)) {
+                vm::with(|vm| vm.metrics.count(metrics::RELEASE_FAILED));
+            }
         }
     }
 }
@@ -191,8 +226,12 @@ impl HttpContext for Stream {
                 remove_header(MapType::HttpResponseHeaders, &name);
             }
         }
+        self.judge(decision::verdict);
         let mut request = self.request.borrow_mut();
         request.on_response();
+        if reached_a_worker() {
+            request.on_decode_reached();
+        }
         for (name, value) in request.take_not_text() {
             let _ = hostcalls::add_map_value_bytes(MapType::HttpResponseHeaders, &name, &value);
         }
@@ -233,20 +272,40 @@ pub(super) fn answer_starving() {
 
 /// Bytes of the current stream's request that Envoy has received so far.
 fn received() -> u64 {
-    let size = hostcalls::get_property(vec!["request", "total_size"]);
-    let size = size.ok().flatten().and_then(|bytes| bytes.try_into().ok());
-    size.map(u64::from_le_bytes).unwrap_or_default()
+    number("request", "total_size")
+}
+
+/// Whether the current stream's decode leg reached a worker, as far as Envoy knows by now.
+fn reached_a_worker() -> bool {
+    let address = hostcalls::get_property(vec!["upstream", "address"]);
+    let has_upstream = address.ok().flatten().is_some_and(|text| !text.is_empty());
+    reached_worker(number("response", "flags"), has_upstream)
+}
+
+/// An attribute of the current stream that is a number; 0 where it is absent.
+fn number(of: &str, name: &str) -> u64 {
+    let value = hostcalls::get_property(vec![of, name]);
+    let value = value.ok().flatten().and_then(|bytes| bytes.try_into().ok());
+    value.map(u64::from_le_bytes).unwrap_or_default()
 }
 
 /// The prefill leg has ended; the effective context is the stream's.
 pub(super) fn on_prefill(waiting: &Waiting, answer: &Answer) {
     let elapsed = now_ms().saturating_sub(waiting.started_ms);
     vm::with(|vm| vm.metrics.record(metrics::PREFILL_MS, elapsed));
-    let on_failure = waiting.plugin.borrow().config().on_prefill_failure;
-    let next = waiting.request.borrow_mut().on_prefill(answer, on_failure);
+    let next = waiting
+        .request
+        .borrow_mut()
+        .on_prefill(answer, &waiting.plugin.borrow());
     let routed = match next {
         OnPrefill::Reply(answer) => Err(answer),
-        OnPrefill::Route { signature, head } => route(waiting, signature.as_deref(), head.as_ref()),
+        OnPrefill::Route { signature, head } => {
+            let signature = signature.as_deref();
+            if waiting.plugin.borrow().config().log_signatures {
+                log_signature(signature);
+            }
+            route(waiting, signature, head.as_ref())
+        }
     };
     match routed {
         Ok(()) => {
@@ -259,34 +318,9 @@ pub(super) fn on_prefill(waiting: &Waiting, answer: &Answer) {
 /// Chooses the decode cluster, counts the request there and edits it, all while its headers are held.
 fn route(waiting: &Waiting, signature: Option<&[u8]>, head: Option<&Head>) -> Result<(), Reply> {
     let plugin = waiting.plugin.borrow();
-    let timing = plugin.config().timing;
     let mut request = waiting.request.borrow_mut();
-    let decision = vm::with(|vm| {
-        vm.claim(timing);
-        let draw = vm.draw();
-        let now = now_ms();
-        vm.loads.refresh(&EnvoyShared, now, timing);
-        let started = now_ns();
-        let loads = &vm.loads;
-        let decision = plugin.decide(
-            request.model(),
-            signature,
-            |cluster| loads.in_flight(cluster),
-            draw,
-            &mut vm.scratch,
-        );
-        vm.metrics
-            .record(metrics::DECISION_NS, now_ns().saturating_sub(started));
-        let cluster = plugin.decode_cluster(decision.target);
-        vm.loads.start(&EnvoyShared, cluster, now, timing);
-        vm.metrics.count(&metrics::routed(cluster));
-        vm.metrics.count(&metrics::reason(decision.reason));
-        if let Some(similarity) = decision.similarity {
-            let per_mille = (similarity.max(0.0) * 1_000.0) as u64;
-            vm.metrics.record(metrics::SIMILARITY, per_mille);
-        }
-        decision
-    });
+    let (decision, sent) = decision::choose(&plugin, request.model(), signature);
+    *waiting.sent.borrow_mut() = sent;
     let cluster = plugin.decode_cluster(decision.target);
     *waiting.counted.borrow_mut() = Some(cluster.to_owned());
     request.routed(&decision, cluster);
@@ -323,6 +357,20 @@ fn reply(waiting: &Waiting, answer: &Reply) {
             LogLevel::Error,
             &format!("eldr: an answer could not be sent ({outcome:?})"),
         );
+    }
+}
+
+/// Filter state that makes the access log a trace.
+fn log_signature(signature: Option<&[u8]>) {
+    let Some(signature) = signature.and_then(|value| std::str::from_utf8(value).ok()) else {
+        return;
+    };
+    // One that cannot be read would make the line an error of the whole trace.
+    if let Ok(encoded) = Encoded::parse(signature.as_bytes()) {
+        set_property("eldr_signature", signature);
+        if let Some(tokens) = encoded.prompt_tokens() {
+            set_property("eldr_prompt_tokens", &tokens.to_string());
+        }
     }
 }
 

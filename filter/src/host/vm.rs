@@ -9,8 +9,10 @@ use eldr_core::route::Scratch;
 use proxy_wasm::hostcalls;
 use proxy_wasm::types::LogLevel;
 
+use super::calls::{Call, Errand};
 use super::metrics::Metrics;
 use super::{EnvoyShared, log, now_ms, now_ns};
+use crate::health::{Health, Sent};
 use crate::load::{Loads, Timing};
 use crate::plugin::Plugin;
 use crate::request::Request;
@@ -30,6 +32,8 @@ pub(super) struct Waiting {
     pub(super) content_length: Option<usize>,
     /// The decode cluster that this stream is counted for, once chosen.
     pub(super) counted: Rc<RefCell<Option<String>>>,
+    /// The same until there is a verdict on how that cluster does.
+    pub(super) sent: Rc<RefCell<Option<Sent>>>,
 }
 
 /// A stream of a plugin that has not shown yet that bodies come while headers are held.
@@ -42,19 +46,22 @@ pub(super) struct Starving {
 #[derive(Default)]
 pub(super) struct Vm {
     pub(super) loads: Loads,
+    pub(super) health: Health,
     pub(super) metrics: Metrics,
     pub(super) scratch: Scratch,
     /// Streams that wait, by context id.
     pub(super) waiting: HashMap<u32, Waiting>,
     /// Streams that wait for their body, while it is in doubt that one comes.
     pub(super) starving: HashMap<u32, Starving>,
-    /// Streams whose prefill leg is not yet dispatched.
-    pub(super) to_dispatch: VecDeque<u32>,
-    /// Stream of each call under way.
-    pub(super) calls: HashMap<u32, u32>,
+    /// What roots are to dispatch for streams.
+    pub(super) errands: VecDeque<Errand>,
+    /// Calls under way, by token.
+    pub(super) calls: HashMap<u32, Call>,
+    /// How many of them are releases.
+    pub(super) releases: usize,
     sequence: u64,
     /// Prefill legs have a sequence of their own: in step with the other, a round robin would skip workers.
-    turn: u64,
+    pub(super) turn: u64,
     entropy: u64,
 }
 
@@ -85,12 +92,6 @@ impl Vm {
         }
     }
 
-    /// Next turn of a round robin over prefill clusters.
-    pub(super) fn turn(&mut self) -> u64 {
-        self.turn += 1;
-        self.turn
-    }
-
     /// Claims this VM's slot and returns its number.
     pub(super) fn claim(&mut self, timing: Timing) -> Option<usize> {
         let slot = self.loads.claim(&EnvoyShared, now_ms(), timing);
@@ -103,11 +104,11 @@ impl Vm {
         slot
     }
 
-    /// Asks the root of the current stream to dispatch `stream`'s prefill leg.
+    /// Asks the root of the current stream to dispatch something.
     ///
     /// The queue is registered anew each time: that binds it to the root of this very stream, which lives as
     /// long as the stream does, whatever was reconfigured meanwhile.
-    pub(super) fn wake_root(&mut self, stream: u32, timing: Timing) -> bool {
+    pub(super) fn wake_root(&mut self, errand: Errand, timing: Timing) -> bool {
         let name = match self.claim(timing) {
             Some(slot) => format!("eldr.queue.{slot}"),
             // Without a slot there is no name that is this VM's alone but one made of its clock.
@@ -117,7 +118,7 @@ impl Vm {
             .and_then(|queue| hostcalls::enqueue_shared_queue(queue, Some(b"1")))
             .is_ok();
         if woken {
-            self.to_dispatch.push_back(stream);
+            self.errands.push_back(errand);
         }
         woken
     }

@@ -3,6 +3,16 @@ use eldr_core::decide::{Reason, RegionIndex, WorkerIndex};
 use super::*;
 use crate::plugin::tests::plugin;
 
+fn plugin_that(on_prefill_failure: &str) -> Plugin {
+    let config = serde_json::json!({
+        "models": [{"model": "*"}],
+        "decode_clusters": ["d"],
+        "prefill_clusters": ["p"],
+        "on_prefill_failure": on_prefill_failure,
+    });
+    Plugin::new(Config::parse(config.to_string().as_bytes()).unwrap())
+}
+
 fn headers(pairs: &[(&str, &str)]) -> Vec<Header> {
     pairs
         .iter()
@@ -202,7 +212,7 @@ fn the_decode_body_is_the_clients_with_a_new_head() {
         let OnPrefill::Route {
             signature,
             head: Some(head),
-        } = request.on_prefill(&good, OnPrefillFailure::Error)
+        } = request.on_prefill(&good, &plugin_that("error"))
         else {
             panic!("not routed")
         };
@@ -226,10 +236,7 @@ fn without_kv_params_decode_prefills_by_itself_but_the_signature_still_counts() 
         signature: Some(b"s".to_vec()),
         head: None,
     };
-    assert_eq!(
-        request.on_prefill(&finished, OnPrefillFailure::Error),
-        routed
-    );
+    assert_eq!(request.on_prefill(&finished, &plugin_that("error")), routed);
 }
 
 #[test]
@@ -245,7 +252,7 @@ fn a_rejection_by_prefill_goes_back_as_it_is() {
         headers: headers(&[("content-type", "text/plain")]),
         body: b"too long".to_vec(),
     };
-    let found = request.on_prefill(&rejection, OnPrefillFailure::DecodeOnly);
+    let found = request.on_prefill(&rejection, &plugin_that("decode_only"));
     assert_eq!(found, OnPrefill::Reply(expected));
     assert_eq!(request.outcome(), Some(Outcome::PrefillRejected));
 }
@@ -271,14 +278,14 @@ fn a_failed_prefill_is_served_by_decode_alone_or_is_an_error() {
             head: None,
         };
         assert_eq!(
-            request.on_prefill(&failure, OnPrefillFailure::DecodeOnly),
+            request.on_prefill(&failure, &plugin_that("decode_only")),
             alone
         );
         request.routed(&decision(), "decode-0");
         assert_eq!(request.outcome(), Some(Outcome::PrefillFailed));
 
         let mut request = prefilling("{}");
-        let OnPrefill::Reply(reply) = request.on_prefill(&failure, OnPrefillFailure::Error) else {
+        let OnPrefill::Reply(reply) = request.on_prefill(&failure, &plugin_that("error")) else {
             panic!("{failure:?} is no error")
         };
         assert_eq!(reply.status, status, "{failure:?}");
@@ -292,6 +299,7 @@ fn decision() -> Decision {
         reason: Reason::InBand,
         region: Some(RegionIndex(3)),
         similarity: Some(0.93125),
+        top: Some(1.0),
         band: 2,
     }
 }
@@ -321,4 +329,108 @@ fn a_client_that_leaves_before_decode_is_gone_and_an_answer_of_the_host_is_not_i
     assert_eq!(request.outcome(), Some(Outcome::ClientGone));
     request.on_response();
     assert_eq!(request.outcome(), Some(Outcome::PrefillFailed));
+}
+
+/// A prefill answer that pins blocks, with the artifact's signature in its params.
+fn pinning() -> Answer {
+    answer(
+        "200",
+        &[],
+        r#"{"kv_transfer_params":{"a":1.50,"eldr_sig":"AAAJAAAAAAA="}}"#,
+    )
+}
+
+const RELEASE: &str =
+    r#"{"prompt":"p","stream":false,"max_tokens":1,"kv_transfer_params":{"a":1.50}}"#;
+
+#[test]
+fn the_artifacts_signature_routes_and_is_not_handed_over() {
+    let mut request = prefilling(r#"{"model":"moe"}"#);
+    let OnPrefill::Route {
+        signature: Some(signature),
+        head: Some(head),
+    } = request.on_prefill(&pinning(), &plugin())
+    else {
+        panic!("not routed")
+    };
+    assert_eq!(signature, b":AAAJAAAAAAA=:;l=1;e=4");
+    assert_eq!(head.bytes, r#"{"kv_transfer_params":{"a":1.50},"#);
+
+    let mut both = pinning();
+    both.headers
+        .push((headers::SIGNATURE.into(), b"s".to_vec()));
+    let mut request = prefilling(r#"{"model":"moe"}"#);
+    let OnPrefill::Route { signature, .. } = request.on_prefill(&both, &plugin()) else {
+        panic!("not routed")
+    };
+    assert_eq!(signature.unwrap(), b"s", "the header wins");
+}
+
+#[test]
+fn blocks_that_no_worker_got_are_released_once() {
+    let mut request = prefilling(r#"{"prompt":"p"}"#);
+    let early = request.take_release(Form::Decode);
+    assert_eq!(early, None, "not yet handed over");
+    request.on_prefill(&pinning(), &plugin());
+    request.routed(&decision(), "decode-0");
+    assert!(request.is_handed_over());
+    let release = request.take_release(Form::Decode).unwrap();
+    assert_eq!(release.body, RELEASE);
+    let path = headers::get(&release.headers, ":path");
+    assert_eq!(path, Some(&b"/v1/completions"[..]));
+    assert_eq!(request.take_release(Form::Decode), None, "once");
+}
+
+#[test]
+fn blocks_that_a_worker_got_are_its_own_affair_and_the_leg_is_forgotten() {
+    let mut request = prefilling(r#"{"prompt":"p"}"#);
+    request.on_prefill(&pinning(), &plugin());
+    request.on_decode_reached();
+    assert_eq!(request.take_release(Form::Decode), None);
+    assert!(request.leg().body.is_empty() && request.leg().headers.is_empty());
+}
+
+#[test]
+fn a_leg_is_forgotten_once_it_is_answered_without_blocks() {
+    for answer in [
+        answer("200", &[], "{}"),
+        answer("500", &[], ""),
+        answer("404", &[], ""),
+    ] {
+        let mut request = prefilling(r#"{"prompt":"p"}"#);
+        request.on_prefill(&answer, &plugin());
+        assert!(!request.is_handed_over());
+        assert!(request.leg().body.is_empty() && request.leg().headers.is_empty());
+    }
+}
+
+#[test]
+fn a_late_answer_releases_what_it_pins() {
+    let late = |answer: &Answer| {
+        let mut request = prefilling(r#"{"prompt":"p"}"#);
+        let release = request.on_late_prefill(answer, Form::Decode);
+        release.map(|release| release.body)
+    };
+    assert_eq!(late(&pinning()).as_deref(), Some(RELEASE));
+    let mut failed = pinning();
+    failed.headers[0].1 = b"500".to_vec();
+    assert_eq!(late(&failed), None);
+    assert_eq!(late(&answer("200", &[], "{}")), None);
+    assert_eq!(late(&Answer::none()), None);
+}
+
+#[test]
+fn only_a_leg_that_did_not_get_through_is_sent_again() {
+    let config = serde_json::json!({
+        "models": [{"model": "*"}],
+        "decode_clusters": ["d"],
+        "prefill_clusters": ["p", "q"],
+    });
+    let config = Config::parse(config.to_string().as_bytes()).unwrap();
+    let request = prefilling("{}");
+    let may_retry = |answer: &Answer, now| request.may_retry(answer, &config, now, 1_000);
+    assert!(may_retry(&Answer::none(), 0));
+    assert!(may_retry(&answer("503", &[], "connection refused"), 0));
+    assert!(!may_retry(&answer("504", &[], "our own deadline"), 1_000));
+    assert!(!may_retry(&pinning(), 0));
 }

@@ -1,14 +1,21 @@
 //! What the gateway promises, through a real Envoy and the freshly built filter.
 
+mod blobs;
 mod bodies;
 mod bypass;
 mod configuration;
 mod decisions;
 mod disconnects;
+mod eldr_sig;
 mod fallbacks;
+mod health;
 mod hygiene;
 mod legs;
+mod matrix;
+mod observability;
+mod prefill;
 mod reference;
+mod release;
 mod robustness;
 mod streaming;
 mod threads;

@@ -1,5 +1,7 @@
 //! The reference configuration that the project ships, in a real Envoy.
 
+use std::net::SocketAddr;
+
 use eldr_examples::envoy::Envoy;
 use eldr_tests::client::{Connection, get, post};
 use eldr_tests::{
@@ -9,7 +11,7 @@ use eldr_tests::{
 const REFERENCE: &str = include_str!("../../../envoy/envoy.yaml");
 
 /// Replaces text that must be there: a reference configuration that no longer has it needs another test.
-fn replace(text: &str, from: &str, to: &str) -> String {
+pub(crate) fn replace(text: &str, from: &str, to: &str) -> String {
     assert!(
         text.contains(from),
         "envoy/envoy.yaml no longer has {from:?}"
@@ -17,8 +19,16 @@ fn replace(text: &str, from: &str, to: &str) -> String {
     text.replace(from, to)
 }
 
-#[tokio::test]
-async fn routes_a_completion_and_passes_everything_else() {
+/// The reference configuration before workers of a test.
+pub(crate) struct Reference {
+    pub(crate) envoy: Envoy,
+    pub(crate) address: SocketAddr,
+    pub(crate) prefill: Upstream,
+    pub(crate) decode: [Upstream; 2],
+}
+
+/// Starts it; `edit` may change more of it, on top of addresses, module and blob.
+pub(crate) async fn start(edit: impl Fn(&str) -> String) -> Reference {
     let signature = blob::signature_of(1, 2);
     let prefill = Upstream::start(Answer::prefill(KV_TRANSFER_PARAMS, Some(&signature))).await;
     let decode = [
@@ -53,10 +63,26 @@ async fn routes_a_completion_and_passes_everything_else() {
         );
     }
 
-    let envoy = Envoy::start(envoy_binary(), &config, 2)
+    let envoy = Envoy::start(envoy_binary(), &edit(&config), 2)
         .await
         .unwrap_or_else(|e| panic!("{e}"));
     let address = envoy.listener("llm").await.unwrap();
+    Reference {
+        envoy,
+        address,
+        prefill,
+        decode,
+    }
+}
+
+#[tokio::test]
+async fn routes_a_completion_and_passes_everything_else() {
+    let Reference {
+        envoy,
+        address,
+        decode,
+        prefill: _prefill,
+    } = start(str::to_owned).await;
     let mut connection = Connection::open(address).await;
     let reply = connection
         .call(post("/v1/completions", r#"{"prompt":"hi"}"#))

@@ -1,0 +1,188 @@
+//! From raw to valid: every value is looked at, and every mistake noted.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use eldr_core::blob::Blob;
+use eldr_core::decide::Rule;
+use eldr_core::route::Map;
+use serde_json::Value;
+
+use super::{Mistake, Model, RawBlob, RawHttp, RawModel};
+use crate::poll::Source;
+use crate::worker::DecodeCluster;
+
+/// Collects mistakes while raw values become valid ones.
+pub(super) struct Check(pub(super) Vec<Mistake>);
+
+impl Check {
+    pub(super) fn mistake(&mut self, field: &str, found: &str, allowed: &str) {
+        let (field, found, allowed) = (field.to_owned(), found.to_owned(), allowed.to_owned());
+        self.0.push(Mistake {
+            field,
+            found,
+            allowed,
+        });
+    }
+
+    pub(super) fn range(&mut self, field: &str, value: u64, low: u64, high: u64) {
+        if !(low..=high).contains(&value) {
+            self.mistake(field, &value.to_string(), &format!("{low} to {high}"));
+        }
+    }
+
+    pub(super) fn clusters(&mut self, field: &str, names: &[String]) {
+        if names.is_empty() {
+            self.mistake(field, "[]", "at least one Envoy cluster");
+        }
+        for (index, name) in names.iter().enumerate() {
+            // The name travels in a request header to Envoy's route.
+            let visible = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
+            let first = names.iter().position(|other| other == name) == Some(index);
+            if !visible || !first {
+                let allowed = "visible ASCII characters, each cluster once";
+                self.mistake(&format!("{field}[{index}]"), &format!("{name:?}"), allowed);
+            }
+        }
+    }
+
+    pub(super) fn model(
+        &mut self,
+        field: &str,
+        raw: RawModel,
+        decode_clusters: &[String],
+    ) -> Model {
+        if raw.model.is_empty() {
+            self.mistake(
+                &format!("{field}.model"),
+                "\"\"",
+                "a model name, or \"*\" for any",
+            );
+        }
+        let (blob, source) = match raw.blob {
+            None => (None, None),
+            Some(RawBlob {
+                inline: None,
+                http: None,
+            }) => {
+                let allowed = "\"inline\", \"http\", or both";
+                self.mistake(&format!("{field}.blob"), "{}", allowed);
+                (None, None)
+            }
+            Some(RawBlob { inline, http }) => (
+                inline.and_then(|text| self.blob(field, &text, decode_clusters)),
+                http.map(|http| self.source(field, http)),
+            ),
+        };
+        let mut rule = Rule {
+            policy: raw.policy,
+            ..Rule::default()
+        };
+        if let Some((_, map)) = &blob {
+            rule.tau = map.tau;
+        }
+        if let Some(tau) = raw.tau {
+            if !(0.0..=2.0).contains(&tau) {
+                self.mistake(&format!("{field}.tau"), &tau.to_string(), "0 to 2");
+            }
+            rule.tau = tau as f32;
+        }
+        match raw.max_load_factor {
+            None => {}
+            Some(Value::String(none)) if none == "none" => rule.max_load_factor = None,
+            Some(value) => match value
+                .as_f64()
+                .filter(|factor| (1.0..=100.0).contains(factor))
+            {
+                Some(factor) => rule.max_load_factor = Some(factor),
+                None => {
+                    let field = format!("{field}.max_load_factor");
+                    self.mistake(
+                        &field,
+                        &value.to_string(),
+                        "a number from 1 to 100, or \"none\"",
+                    );
+                }
+            },
+        }
+        Model {
+            name: raw.model,
+            rule,
+            tau_is_fixed: raw.tau.is_some(),
+            blob,
+            source,
+        }
+    }
+
+    pub(super) fn shares(&mut self, clusters: &[DecodeCluster]) {
+        for (index, DecodeCluster { share, .. }) in clusters.iter().enumerate() {
+            if !(0.1..=100.0).contains(&share.weight) {
+                let field = format!("decode_clusters[{index}].weight");
+                self.mistake(&field, &share.weight.to_string(), "0.1 to 100");
+            }
+        }
+        if !clusters.is_empty() && clusters.iter().all(|cluster| cluster.share.drain) {
+            let allowed = "at least one cluster that takes new requests";
+            self.mistake("decode_clusters", "all of them drain", allowed);
+        }
+    }
+
+    fn source(&mut self, field: &str, raw: RawHttp) -> Source {
+        let field = format!("{field}.blob.http");
+        let visible = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic());
+        let authority = raw.authority.unwrap_or_else(|| raw.cluster.clone());
+        for (name, text) in [("cluster", &raw.cluster), ("authority", &authority)] {
+            if !visible(text) {
+                let allowed = "visible ASCII characters";
+                self.mistake(&format!("{field}.{name}"), &format!("{text:?}"), allowed);
+            }
+        }
+        if !visible(&raw.path) || !raw.path.starts_with('/') {
+            let allowed = "an absolute path such as \"/v1/blob\"";
+            self.mistake(
+                &format!("{field}.path"),
+                &format!("{:?}", raw.path),
+                allowed,
+            );
+        }
+        let interval = format!("{field}.interval_ms");
+        self.range(&interval, raw.interval_ms, 200, 3_600_000);
+        Source {
+            cluster: raw.cluster,
+            path: raw.path,
+            authority,
+            interval_ms: raw.interval_ms,
+        }
+    }
+
+    fn blob(
+        &mut self,
+        field: &str,
+        inline: &str,
+        decode_clusters: &[String],
+    ) -> Option<(Vec<u8>, Map)> {
+        let field = format!("{field}.blob.inline");
+        let allowed = "base64 of a file that `eldr fit` wrote";
+        let text: String = inline.split_ascii_whitespace().collect();
+        let bytes = match STANDARD.decode(&text) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                self.mistake(
+                    &field,
+                    &format!("{} characters: {error}", text.len()),
+                    allowed,
+                );
+                return None;
+            }
+        };
+        let bound = Blob::from_bytes(&bytes)
+            .map_err(|error| error.to_string())
+            .and_then(|blob| Map::bind(blob, decode_clusters).map_err(|error| error.to_string()));
+        match bound {
+            Ok(map) => Some((bytes, map)),
+            Err(error) => {
+                self.mistake(&field, &error, allowed);
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Calls that a root dispatches: prefill legs and releases. Each is counted to its cluster while it is under way.
+//!
+//! Envoy answers every dispatched call, if only with a failure, so what starts here ends here. A root outlives its
+//! calls: see [`is_idle`].
+
+use std::time::Duration;
+
+use proxy_wasm::hostcalls;
+
+use super::stream;
+use super::vm::{self, SharedPlugin, Waiting};
+use super::{EnvoyShared, now_ms};
+use crate::headers::for_prefill;
+use crate::load::Timing;
+use crate::metrics;
+use crate::release::{MAX_UNDER_WAY, Release, TIMEOUT_MS};
+use crate::request::Answer;
+
+/// A call under way.
+pub(super) struct Call {
+    /// Context id of the root that dispatched it.
+    root: u32,
+    /// The cluster that it is counted for.
+    cluster: String,
+    timing: Timing,
+    purpose: Purpose,
+}
+
+enum Purpose {
+    /// The prefill leg of this stream. What it takes to retry or to release outlives the stream in here.
+    Prefill(u32, Waiting),
+    Release,
+}
+
+/// What streams want dispatched.
+pub(super) enum Errand {
+    /// The prefill leg of this stream.
+    Prefill(u32),
+    /// A release, and the decode cluster that failed.
+    Release(Release, SharedPlugin, String),
+}
+
+/// Does what streams of this VM have asked for. The effective context is `root`'s, and is afterwards.
+pub(super) fn run_errands(root: u32) {
+    while let Some(errand) = vm::with(|vm| vm.errands.pop_front()) {
+        match errand {
+            Errand::Prefill(stream) => {
+                // None if the stream is gone before its leg was sent.
+                if let Some(waiting) = vm::with(|vm| vm.waiting.get(&stream).cloned()) {
+                    send_prefill(root, stream, waiting);
+                }
+            }
+            Errand::Release(release, plugin, failed) => {
+                send_release(root, &release, &plugin, Some(&failed));
+            }
+        }
+    }
+}
+
+/// Takes the answer to a call; false if the call is none of these.
+pub(super) fn on_answer(token: u32, answer: &Answer) -> bool {
+    let Some(call) = vm::with(|vm| vm.calls.remove(&token)) else {
+        return false;
+    };
+    vm::with(|vm| {
+        let (now, timing) = (now_ms(), call.timing);
+        vm.loads.end(&EnvoyShared, &call.cluster, now, timing);
+    });
+    match call.purpose {
+        Purpose::Prefill(stream, waiting) => on_prefill(call.root, stream, waiting, answer),
+        Purpose::Release => {
+            vm::with(|vm| vm.releases -= 1);
+            if !matches!(answer.status(), Some(200..=299)) {
+                vm::with(|vm| vm.metrics.count(metrics::RELEASE_FAILED));
+            }
+        }
+    }
+    true
+}
+
+/// Whether a root has no calls under way and nobody waits for it, so that it may go.
+pub(super) fn is_idle(root: u32) -> bool {
+    vm::with(|vm| vm.errands.is_empty() && vm.calls.values().all(|call| call.root != root))
+}
+
+/// Sends a stream's prefill leg. One that cannot be sent is treated like one that broke off.
+fn send_prefill(root: u32, stream: u32, waiting: Waiting) {
+    let plugin = waiting.plugin.clone();
+    let plugin = plugin.borrow();
+    let (timing, deadline) = (plugin.config().timing, deadline_ms(&waiting));
+    let sent = {
+        let mut request = waiting.request.borrow_mut();
+        let leg = request.leg();
+        let cluster = vm::with(|vm| {
+            vm.loads.refresh(&EnvoyShared, now_ms(), timing);
+            let turn = || {
+                vm.turn += 1;
+                vm.turn
+            };
+            plugin.choose_prefill(leg, |cluster| vm.loads.in_flight(cluster), turn)
+        });
+        let left = deadline.saturating_sub(now_ms()).max(1);
+        let (headers, body) = (for_prefill(&leg.headers), leg.body.as_bytes());
+        dispatch(cluster, headers, body, left).map(|token| (token, cluster.to_owned()))
+    };
+    match sent {
+        Some((token, cluster)) => start(
+            token,
+            Call {
+                root,
+                cluster,
+                timing,
+                purpose: Purpose::Prefill(stream, waiting),
+            },
+        ),
+        None => on_prefill(root, stream, waiting, &Answer::none()),
+    }
+}
+
+fn deadline_ms(waiting: &Waiting) -> u64 {
+    let timeout = waiting.plugin.borrow().config().prefill_timeout_ms;
+    waiting.started_ms.saturating_add(timeout)
+}
+
+/// A prefill leg has ended: sends it once more, goes on with its stream, or, where that is gone, cleans up.
+fn on_prefill(root: u32, stream: u32, waiting: Waiting, answer: &Answer) {
+    let waits = vm::with(|vm| vm.waiting.contains_key(&stream));
+    let waits = waits && waiting.request.borrow().prefills();
+    if waits {
+        let plugin = waiting.plugin.borrow();
+        let deadline = deadline_ms(&waiting);
+        let request = waiting.request.borrow();
+        if request.may_retry(answer, plugin.config(), now_ms(), deadline) {
+            drop((plugin, request));
+            vm::with(|vm| vm.metrics.count(metrics::PREFILL_RETRY));
+            return send_prefill(root, stream, waiting);
+        }
+    }
+    vm::with(|vm| vm.waiting.remove(&stream));
+    if waits && hostcalls::set_effective_context(stream).is_ok() {
+        stream::on_prefill(&waiting, answer);
+        // What comes next is dispatched by the root, and must not be bound to the stream.
+        let _ = hostcalls::set_effective_context(root);
+        return;
+    }
+    vm::with(|vm| vm.metrics.count(metrics::LATE_PREFILL));
+    let form = waiting.plugin.borrow().config().release;
+    let release = waiting.request.borrow_mut().on_late_prefill(answer, form);
+    if let Some(release) = release {
+        send_release(root, &release, &waiting.plugin, None);
+    }
+}
+
+/// Sends a release to the least loaded decode cluster, not to `failed` if there is another.
+fn send_release(root: u32, release: &Release, plugin: &SharedPlugin, failed: Option<&str>) {
+    if vm::with(|vm| vm.releases >= MAX_UNDER_WAY) {
+        return vm::with(|vm| vm.metrics.count(metrics::RELEASE_DROPPED));
+    }
+    let plugin = plugin.borrow();
+    let timing = plugin.config().timing;
+    let cluster = vm::with(|vm| {
+        let (now, cool_down) = (now_ms(), plugin.config().cool_down);
+        vm.loads.refresh(&EnvoyShared, now, timing);
+        vm.health.refresh(&EnvoyShared, now, timing.refresh_ms);
+        let workers = plugin.workers(
+            |cluster| vm.loads.in_flight(cluster),
+            |cluster| vm.health.is_available(cluster, now, cool_down),
+        );
+        plugin.release_cluster(failed, &workers)
+    });
+    let (headers, body) = (for_prefill(&release.headers), release.body.as_bytes());
+    match dispatch(cluster, headers, body, TIMEOUT_MS) {
+        Some(token) => {
+            vm::with(|vm| {
+                vm.releases += 1;
+                vm.metrics.count(metrics::RELEASE_SENT);
+            });
+            start(
+                token,
+                Call {
+                    root,
+                    cluster: cluster.to_owned(),
+                    timing,
+                    purpose: Purpose::Release,
+                },
+            );
+        }
+        None => vm::with(|vm| vm.metrics.count(metrics::RELEASE_FAILED)),
+    }
+}
+
+/// `None` where Envoy has no such cluster or fails at once; it calls back for every other call.
+fn dispatch(
+    cluster: &str,
+    headers: Vec<(&str, &str)>,
+    body: &[u8],
+    timeout_ms: u64,
+) -> Option<u32> {
+    let timeout = Duration::from_millis(timeout_ms);
+    hostcalls::dispatch_http_call(cluster, headers, Some(body), vec![], timeout).ok()
+}
+
+fn start(token: u32, call: Call) {
+    vm::with(|vm| {
+        let (now, timing) = (now_ms(), call.timing);
+        vm.loads.start(&EnvoyShared, &call.cluster, now, timing);
+        vm.calls.insert(token, call);
+    });
+}

@@ -1,0 +1,131 @@
+//! Choosing a decode cluster, with what all threads know, and counting what was chosen.
+
+use std::fmt::Write as _;
+
+use eldr_core::decide::{Decision, Draw, Worker};
+use proxy_wasm::hostcalls;
+use proxy_wasm::types::LogLevel;
+
+use super::vm::{self, Vm};
+use super::{EnvoyShared, log, now_ms, now_ns};
+use crate::health::{Sent, Verdict};
+use crate::metrics;
+use crate::plugin::{ModelIndex, Plugin};
+
+/// Chooses a cluster and counts the request there.
+pub(super) fn choose(
+    plugin: &Plugin,
+    model: Option<ModelIndex>,
+    signature: Option<&[u8]>,
+) -> (Decision, Option<Sent>) {
+    let config = plugin.config();
+    let (timing, cool_down) = (config.timing, config.cool_down);
+    vm::with(|vm| {
+        vm.claim(timing);
+        let draw = vm.draw();
+        let now = now_ms();
+        vm.loads.refresh(&EnvoyShared, now, timing);
+        vm.health.refresh(&EnvoyShared, now, timing.refresh_ms);
+        let started = now_ns();
+        let decide = |vm: &mut Vm| {
+            let workers = plugin.workers(
+                |cluster| vm.loads.in_flight(cluster),
+                |cluster| vm.health.is_available(cluster, now, cool_down),
+            );
+            let decision = plugin.decide(model, signature, &workers, draw, &mut vm.scratch);
+            (decision, workers)
+        };
+        let (mut decision, mut workers) = decide(vm);
+        vm.metrics
+            .record(metrics::DECISION_NS, now_ns().saturating_sub(started));
+        let mut sent = None;
+        // Again only where another thread's trial of that very cluster was first, so at most once per cluster.
+        for _ in &config.decode_clusters {
+            let cluster = plugin.decode_cluster(decision.target);
+            sent = vm.health.send(&EnvoyShared, cluster, now, cool_down);
+            if sent.is_some() {
+                break;
+            }
+            (decision, workers) = decide(vm);
+        }
+        let cluster = plugin.decode_cluster(decision.target);
+        vm.loads.start(&EnvoyShared, cluster, now, timing);
+        count(vm, &decision, cluster);
+        if is_sampled(draw, config.log_decisions_per_mille) {
+            log(LogLevel::Info, &line(plugin, &decision, &workers));
+        }
+        (decision, sent)
+    })
+}
+
+fn count(vm: &mut Vm, decision: &Decision, cluster: &str) {
+    vm.metrics.count(&metrics::routed(cluster));
+    vm.metrics.count(&metrics::reason(decision.reason));
+    let per_mille = |similarity: f32| (similarity.max(0.0) * 1_000.0) as u64;
+    if let (Some(similarity), Some(top)) = (decision.similarity, decision.top) {
+        vm.metrics
+            .record(metrics::SIMILARITY, per_mille(similarity));
+        vm.metrics.record(metrics::TOP_SIMILARITY, per_mille(top));
+        vm.metrics.record(metrics::BAND, decision.band as u64);
+    }
+}
+
+/// Other bits than those by which a random policy chooses.
+fn is_sampled(draw: Draw, per_mille: u64) -> bool {
+    per_mille > 0 && (draw.entropy >> 16) % 1_000 < per_mille
+}
+
+/// `eldr: decision decode-2;reason=in_band;region=2;band=1;similarity=0.931;top=0.931 loads=decode-0:3,decode-1:out,…`
+fn line(plugin: &Plugin, decision: &Decision, workers: &[Worker]) -> String {
+    let cluster = plugin.decode_cluster(decision.target);
+    let mut line = format!("eldr: decision {cluster};reason={}", decision.reason.name());
+    if let (Some(region), Some(similarity), Some(top)) =
+        (decision.region, decision.similarity, decision.top)
+    {
+        let (region, band) = (region.0, decision.band);
+        let _ = write!(
+            line,
+            ";region={region};band={band};similarity={similarity:.3};top={top:.3}"
+        );
+    }
+    for (index, (name, worker)) in plugin
+        .config()
+        .decode_clusters
+        .iter()
+        .zip(workers)
+        .enumerate()
+    {
+        let before = if index == 0 { " loads=" } else { "," };
+        let _ = match worker.available {
+            true => write!(line, "{before}{name}:{}", worker.load),
+            false => write!(line, "{before}{name}:out"),
+        };
+    }
+    line
+}
+
+/// What became of the current stream's request, from what Envoy says while the answer's headers pass.
+pub(super) fn verdict() -> Verdict {
+    let response = |name| {
+        let property = hostcalls::get_property(vec!["response", name]);
+        property.ok().flatten().unwrap_or_default()
+    };
+    let flags = response("flags").try_into().map(u64::from_le_bytes);
+    Verdict::of(flags.unwrap_or_default(), &response("code_details"))
+}
+
+/// Takes the verdict on a request that was sent to a decode cluster.
+pub(super) fn learn(plugin: &Plugin, sent: &Sent, verdict: Verdict) {
+    let cool_down = plugin.config().cool_down;
+    vm::with(|vm| {
+        let ejected = vm
+            .health
+            .learn(&EnvoyShared, sent, verdict, now_ms(), cool_down);
+        if ejected {
+            let cluster = sent.cluster();
+            vm.metrics.count(&metrics::ejections(cluster));
+            let what = format!("eldr: {cluster} does not answer and is left out for a while");
+            log(LogLevel::Warn, &what);
+        }
+    });
+}
