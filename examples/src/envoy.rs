@@ -101,6 +101,16 @@ impl Envoy {
         config: &str,
         concurrency: usize,
     ) -> Result<Self, EnvoyError> {
+        Self::start_with(binary, config, concurrency, &[]).await
+    }
+
+    /// As [`Envoy::start`], with more arguments for Envoy.
+    pub async fn start_with(
+        binary: &Path,
+        config: &str,
+        concurrency: usize,
+        arguments: &[String],
+    ) -> Result<Self, EnvoyError> {
         let dir = tempfile::Builder::new()
             .prefix("eldr-envoy-")
             .tempdir()
@@ -109,6 +119,7 @@ impl Envoy {
         let mut command = command(binary, &dir, config)?;
         command.arg("--concurrency").arg(concurrency.to_string());
         command.arg("--admin-address-path").arg(&admin_file);
+        command.args(arguments);
         let child = command.spawn().map_err(|e| running(binary, e))?;
         let client = Client::builder(TokioExecutor::new()).build_http();
         let unknown = SocketAddr::from(([127, 0, 0, 1], 0));

@@ -8,19 +8,28 @@
 //!
 //! The KV hand-over is that of vLLM's NixlConnector. A real engine believes what it is told; the
 //! mock checks that the `kv_transfer_params` of a decode request are those which prefill handed out
-//! for this prompt and request id, once, and answers 500 and counts if not.
+//! for this prompt and request id, once, and answers 500 and counts if not. Prefill holds the blocks for
+//! a lease; they are freed when decode fetches them, by `POST /v1/kv_transfer/release` (official ELDR fork), or
+//! when the lease runs out, which strands them.
+//!
+//! Every worker has a prefix cache with signature blocks beside the KV blocks; records with a common `prefix`
+//! share its blocks, prefill takes time for the others only, and signs the sum of all.
 //!
 //! What it leaves out: a prefill on a decode worker does not slow the steps beside it, and KV
 //! memory is counted but never runs out. Every answer whose prompt was prefilled here carries the
-//! signature header, as an engine with the signature adapter would answer.
+//! signature header, as an engine with the signature adapter would answer; or its hand-over carries `eldr_sig`, as
+//! the official fork's does ([`SignatureCarriage`]).
 
 mod answer;
+mod carriage;
 mod catalog;
 mod metrics;
+mod prefixes;
 mod prompt;
 mod registry;
 mod request;
 mod server;
+mod spread;
 mod stats;
 mod steps;
 mod worker;
@@ -35,9 +44,10 @@ use eldr_core::engine::StepModel;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
+pub use carriage::SignatureCarriage;
 pub use catalog::{Catalog, Entry};
 pub use prompt::{PROMPT_WORDS_MAX, prompt_for, tokens_of, trace_id_of};
-pub use stats::WorkerReport;
+pub use stats::{KvReport, WorkerReport};
 
 use registry::Registry;
 use request::Limits;
@@ -64,12 +74,25 @@ pub struct MockConfig {
     pub prefill_ms_per_token: f64,
     /// All times are multiplied by this; 0 answers as fast as the machine can.
     pub time_scale: f64,
-    /// How long prefill holds KV blocks that nobody fetches.
+    /// How long prefill holds KV blocks that nobody fetches; not multiplied by `time_scale`.
     pub kv_lease: Duration,
-    /// KV cache of a worker in tokens: what `vllm:kv_cache_usage_perc` is relative to.
+    /// What becomes of a decode request that comes after that.
+    pub kv_load_failure_policy: KvLoadFailurePolicy,
+    /// How prefill tells the signature.
+    pub signature_carriage: SignatureCarriage,
+    /// KV cache of a worker in tokens: what its prefix cache has room for and `vllm:kv_cache_usage_perc` is relative to.
     pub kv_cache_tokens: u64,
     /// Longest prompt and answer together, tokens.
     pub context_tokens: u64,
+}
+
+/// vLLM's `kv_load_failure_policy`: what a decode worker does when the KV blocks are no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum KvLoadFailurePolicy {
+    /// Answer 500.
+    Fail,
+    /// Prefill the prompt itself.
+    Recompute,
 }
 
 impl Default for MockConfig {
@@ -86,6 +109,8 @@ impl Default for MockConfig {
             prefill_ms_per_token: 0.035,
             time_scale: 1.0,
             kv_lease: Duration::from_secs(30),
+            kv_load_failure_policy: KvLoadFailurePolicy::Fail,
+            signature_carriage: SignatureCarriage::Header,
             kv_cache_tokens: 1 << 18,
             context_tokens: 1 << 17,
         }
@@ -188,8 +213,21 @@ impl MockEngine {
         self.shared.registry.held()
     }
 
+    /// Requests whose KV blocks prefill held until their lease ran out: nobody fetched or released them.
+    pub fn kv_stranded(&self) -> u64 {
+        let reports = self.reports();
+        reports.iter().map(|one| one.kv.stranded_requests).sum()
+    }
+
+    /// Waits until no KV blocks are held: all were fetched, released or stranded. As long as a lease at most, unless
+    /// prefill goes on.
+    pub async fn kv_nothing_held(&self) {
+        self.shared.registry.nothing_held().await;
+    }
+
     /// Counts from zero again, all but what is running and waiting now.
     pub fn restart_statistics(&self) {
+        self.shared.registry.restart_statistics();
         for worker in self.prefill.iter().chain(&self.decode) {
             worker.restart_statistics();
         }

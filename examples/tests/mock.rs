@@ -15,6 +15,11 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 
+#[path = "mock/kv.rs"]
+mod kv;
+#[path = "mock/prefixes.rs"]
+mod prefixes;
+
 /// What a condition gets to become true: far more than it needs on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 const SIGNATURE: &str = ":AQACAAMABAA=:;l=1;e=4;n=5";
@@ -98,6 +103,12 @@ async fn until(engine: &MockEngine, index: usize, condition: impl Fn(&WorkerRepo
     };
     let waited = tokio::time::timeout(PATIENCE, wait).await;
     assert!(waited.is_ok(), "still {:?}", engine.reports()[index]);
+}
+
+/// Waits until no worker holds KV blocks.
+async fn nothing_held(engine: &MockEngine) {
+    let waited = tokio::time::timeout(PATIENCE, engine.kv_nothing_held()).await;
+    assert!(waited.is_ok(), "still {:?}", engine.reports());
 }
 
 fn completions(address: std::net::SocketAddr) -> String {

@@ -35,7 +35,7 @@ pub fn prefill_body(request: &Object<'_>) -> String {
 /// What a prefill answer hands over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HandOver {
-    /// Raw text of `kv_transfer_params`, without [`ELDR_SIG`].
+    /// Raw text of `kv_transfer_params`, without `eldr_sig`.
     pub params: String,
     /// Raw text of the signature in them; the last one, if there are several.
     pub eldr_sig: Option<String>,

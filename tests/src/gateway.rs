@@ -59,6 +59,8 @@ pub struct Options {
     pub buffer_limit: u32,
     /// Listeners come from a file that [`Gateway::update`] replaces.
     pub lds: bool,
+    /// How long a replaced listener may finish what it has, seconds.
+    pub drain_time_s: u32,
     /// More Envoy clusters, by name.
     pub clusters: Vec<(&'static str, SocketAddr)>,
     /// More static listeners: name, `root_id`, and what is laid over the filter's default configuration.
@@ -77,6 +79,7 @@ impl Default for Options {
             without_stop_iteration: false,
             buffer_limit: 64 << 20,
             lds: false,
+            drain_time_s: 600,
             clusters: Vec::new(),
             listeners: Vec::new(),
             traps: false,
@@ -191,7 +194,12 @@ impl Gateway {
             }
             config::bootstrap(&clusters, &listeners)
         };
-        let envoy = Envoy::start(envoy_binary(), &bootstrap.to_string(), options.threads).await;
+        let (binary, bootstrap) = (envoy_binary(), bootstrap.to_string());
+        let drain = [
+            "--drain-time-s".to_owned(),
+            options.drain_time_s.to_string(),
+        ];
+        let envoy = Envoy::start_with(binary, &bootstrap, options.threads, &drain).await;
         let envoy = envoy.map_err(|e| e.to_string())?;
         let address = envoy
             .listener(config::LISTENER)

@@ -55,25 +55,31 @@ impl<'a> Encoded<'a> {
         }
         let mut scanner = Scanner::new(header);
         let text = scanner.byte_sequence()?;
-        let (mut l, mut e, mut list) = (None, None, None);
-        let (mut encoding, mut prompt_tokens) = (Encoding::U16, None);
+        let (mut l, mut e, mut enc, mut n, mut list) = (None, None, None, None, None);
+        // Only the last value of a name counts, so none is judged before the end.
         while let Some((key, value)) = scanner.parameter()? {
             match key {
-                b"l" => l = Some(size("l", &value)?),
-                b"e" => e = Some(size("e", &value)?),
-                b"n" => prompt_tokens = Some(whole("n", &value, ALLOWED_N, 0..=MAX_INTEGER)?),
-                b"enc" => encoding = encoding_of(&value)?,
-                b"layers" => match value {
-                    Bare::String(text) => list = Some(text),
-                    _ => list = Some(b"".as_slice()), // refused below, with the message for bad lists
-                },
+                b"l" => l = Some(value),
+                b"e" => e = Some(value),
+                b"enc" => enc = Some(value),
+                b"n" => n = Some(value),
+                b"layers" => list = Some(value),
                 _ => {}
             }
         }
-        let geometry = Geometry::new(
-            l.ok_or(SignatureError::Missing { name: "l" })?,
-            e.ok_or(SignatureError::Missing { name: "e" })?,
-        )?;
+        let geometry = Geometry::new(size("l", l)?, size("e", e)?)?;
+        let encoding = match enc {
+            None | Some(Bare::Token(b"u16")) => Encoding::U16,
+            Some(Bare::Token(b"varint")) => Encoding::Varint,
+            Some(_) => return Err(invalid("enc", "`u16` or `varint`")),
+        };
+        let prompt_tokens = n
+            .map(|n| whole(&n, 0..=MAX_INTEGER).ok_or(invalid("n", ALLOWED_N)))
+            .transpose()?;
+        let list = list.map(|list| match list {
+            Bare::String(text) => text,
+            _ => b"", // refused below, with the message for bad lists
+        });
         let rows = match list {
             Some(list) => layers::ranges(list, geometry.layers)
                 .try_fold(0, |rows, range| Ok(rows + range?.len()))?,
@@ -267,32 +273,21 @@ fn decoded_length(characters: usize) -> Option<usize> {
     }
 }
 
-fn size(name: &'static str, value: &Bare<'_>) -> Result<usize, SignatureError> {
-    whole(name, value, ALLOWED_SIZE, 1..=MAX_COUNTS as u64).map(|size| size as usize)
+fn size(name: &'static str, value: Option<Bare<'_>>) -> Result<usize, SignatureError> {
+    let value = value.ok_or(SignatureError::Missing { name })?;
+    let size = whole(&value, 1..=MAX_COUNTS as u64);
+    size.map(|size| size as usize)
+        .ok_or(invalid(name, ALLOWED_SIZE))
 }
 
-fn whole(
-    name: &'static str,
-    value: &Bare<'_>,
-    allowed: &'static str,
-    range: RangeInclusive<u64>,
-) -> Result<u64, SignatureError> {
-    let number = match value {
+fn whole(value: &Bare<'_>, range: RangeInclusive<u64>) -> Option<u64> {
+    match value {
         Bare::Integer(value) => u64::try_from(*value).ok(),
         _ => None,
-    };
-    number
-        .filter(|number| range.contains(number))
-        .ok_or(SignatureError::Parameter { name, allowed })
+    }
+    .filter(|number| range.contains(number))
 }
 
-fn encoding_of(value: &Bare<'_>) -> Result<Encoding, SignatureError> {
-    match value {
-        Bare::Token(b"u16") => Ok(Encoding::U16),
-        Bare::Token(b"varint") => Ok(Encoding::Varint),
-        _ => Err(SignatureError::Parameter {
-            name: "enc",
-            allowed: "`u16` or `varint`",
-        }),
-    }
+fn invalid(name: &'static str, allowed: &'static str) -> SignatureError {
+    SignatureError::Parameter { name, allowed }
 }

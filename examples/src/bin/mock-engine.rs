@@ -3,13 +3,16 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, ValueEnum};
 use comfy_table::Table;
 use eldr_core::Geometry;
 use eldr_core::engine::StepModel;
-use eldr_examples::mock::{Catalog, MockConfig, MockEngine, WorkerReport};
+use eldr_examples::mock::{
+    Catalog, KvLoadFailurePolicy, MockConfig, MockEngine, SignatureCarriage, WorkerReport,
+};
 use eldr_examples::records;
 use serde_json::json;
 
@@ -48,6 +51,16 @@ struct Args {
     /// Time per prompt token, milliseconds.
     #[arg(long, value_name = "MS", default_value_t = MockConfig::default().prefill_ms_per_token)]
     prefill_ms_per_token: f64,
+    /// How long prefill holds KV blocks that nobody fetches, milliseconds; not multiplied by --time-scale.
+    #[arg(long, value_name = "MS", default_value_t = 30_000,
+        value_parser = clap::value_parser!(u64).range(..=86_400_000))]
+    kv_lease_ms: u64,
+    /// What a decode worker does when that time has run out.
+    #[arg(long, value_enum, value_name = "POLICY", default_value_t = KvLoadFailurePolicy::Fail)]
+    kv_load_failure_policy: KvLoadFailurePolicy,
+    /// How prefill tells the signature.
+    #[arg(long, value_enum, value_name = "WHERE", default_value_t = SignatureCarriage::Header)]
+    signature_carriage: SignatureCarriage,
     /// Multiply all times by this.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     time_scale: f64,
@@ -96,6 +109,9 @@ async fn run(args: Args) -> anyhow::Result<()> {
         prefill_base_ms: args.prefill_base_ms,
         prefill_ms_per_token: args.prefill_ms_per_token,
         time_scale: if args.instant { 0.0 } else { args.time_scale },
+        kv_lease: Duration::from_millis(args.kv_lease_ms),
+        kv_load_failure_policy: args.kv_load_failure_policy,
+        signature_carriage: args.signature_carriage,
         ..MockConfig::default()
     };
     let engine = MockEngine::start(config, Arc::new(catalog)).await?;
@@ -146,6 +162,9 @@ fn table(reports: &[WorkerReport]) -> Table {
         "late P99 ms",
         "disconnects",
         "mixed up",
+        "KV held",
+        "KV stranded",
+        "late",
     ]);
     for report in reports {
         table.add_row([
@@ -159,6 +178,9 @@ fn table(reports: &[WorkerReport]) -> Table {
             format!("{:.2}", report.lateness_p99_ms),
             report.disconnects.to_string(),
             report.mixed_up.to_string(),
+            report.kv.held_blocks.to_string(),
+            report.kv.stranded_blocks.to_string(),
+            report.kv.late_decodes.to_string(),
         ]);
     }
     table

@@ -270,6 +270,7 @@ fn render(rows: &[&Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mock::KvReport;
 
     fn row(policy: Policy, tpot_p50_ms: f64, lateness_p99_ms: f64) -> Row {
         Row {
@@ -385,6 +386,7 @@ mod tests {
             lateness_p99_ms,
             disconnects: 0,
             mixed_up: 0,
+            kv: KvReport::default(),
             running: 0,
             waiting: 0,
         };

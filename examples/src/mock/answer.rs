@@ -29,15 +29,27 @@ pub(crate) struct Usage {
     pub(crate) prompt_tokens: u64,
     pub(crate) total_tokens: u64,
     pub(crate) completion_tokens: u64,
+    /// Only where some were cached, as vLLM does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_tokens_details: Option<PromptTokensDetails>,
+}
+
+/// How the prompt was computed.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct PromptTokensDetails {
+    pub(crate) cached_tokens: u64,
 }
 
 impl Usage {
-    pub(crate) fn new(prompt_tokens: u64, completion_tokens: u64) -> Self {
+    /// `cached_tokens` are part of the prompt's.
+    pub(crate) fn new(prompt_tokens: u64, cached_tokens: u64, completion_tokens: u64) -> Self {
         let total_tokens = prompt_tokens + completion_tokens;
         Usage {
             prompt_tokens,
             total_tokens,
             completion_tokens,
+            prompt_tokens_details: (cached_tokens > 0)
+                .then_some(PromptTokensDetails { cached_tokens }),
         }
     }
 }
@@ -206,7 +218,7 @@ mod tests {
         );
         let whole = answer.whole(
             &[2],
-            Usage::new(5, 2),
+            Usage::new(5, 0, 2),
             Some(&serde_json::json!({"tp_size": 1})),
         );
         assert_eq!(
@@ -232,7 +244,7 @@ mod tests {
         ));
         assert!(
             answer
-                .usage(Usage::new(1, 2))
+                .usage(Usage::new(1, 0, 2))
                 .contains("\"choices\":[],\"usage\":{\"prompt_tokens\":1")
         );
         let whole = answer.whole(&[1, 1], Usage::default(), None);

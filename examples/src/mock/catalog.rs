@@ -1,16 +1,18 @@
 //! What the mock engine knows about requests: the records of a trace, by id.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use axum::http::HeaderValue;
-use eldr_calibrator::trace::{Record, TopK};
+use eldr_calibrator::trace::{Prefix, Record, TopK};
 use eldr_core::engine::ExpertIds;
 use eldr_core::{Geometry, Signature};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::carriage::dense;
+use super::spread::{Group, Spread};
 use crate::records::with_hint;
 
 /// Patterns that requests unknown to the trace share.
@@ -27,7 +29,7 @@ const DECODE_TOKENS_DEFAULT: u32 = 128;
 #[derive(Debug)]
 pub struct Catalog {
     geometry: Geometry,
-    entries: HashMap<String, Entry>,
+    entries: HashMap<String, Known>,
     strangers: Vec<Entry>,
 }
 
@@ -40,6 +42,14 @@ pub struct Entry {
     pub signature: Option<HeaderValue>,
     /// Experts of every decode step.
     pub ids: Arc<ExpertIds>,
+}
+
+/// An entry and what is known of its signature.
+#[derive(Debug)]
+struct Known {
+    entry: Entry,
+    /// `None` if there is no signature, or none of this model.
+    spread: Option<Spread>,
 }
 
 impl Catalog {
@@ -68,7 +78,9 @@ impl Catalog {
     pub fn from_records<'a>(records: impl IntoIterator<Item = &'a Record>) -> anyhow::Result<Self> {
         let mut catalog: Option<Catalog> = None;
         let mut pending = Vec::new();
+        let mut prefixed = Vec::new();
         for record in records {
+            prefixed.extend(record.prefix.as_ref().map(|prefix| (record, prefix)));
             let topk = record.topk().map_err(|error| with_hint(&error.into()))?;
             if catalog.is_none()
                 && let Some((geometry, k)) = shape(record, topk.as_ref())?
@@ -87,12 +99,62 @@ impl Catalog {
         for record in pending {
             catalog.add(record, None)?;
         }
+        catalog.group(&prefixed)?;
         Ok(catalog)
     }
 
-    /// Adds or replaces the request `id`.
+    /// Adds or replaces the request `id`, which shares no prefix.
     pub fn insert(&mut self, id: impl Into<String>, entry: Entry) {
-        self.entries.insert(id.into(), entry);
+        let signature = entry.signature.as_ref();
+        let spread = signature
+            .and_then(|header| Signature::decode(header.as_bytes()).ok())
+            .filter(|signature| signature.geometry() == self.geometry)
+            .map(|signature| Spread {
+                counts: dense(&signature),
+                group: None,
+            });
+        self.entries.insert(id.into(), Known { entry, spread });
+    }
+
+    /// Counts of the request `id` by position in its prompt, if it was recorded.
+    pub(crate) fn spread(&self, id: &str) -> Option<&Spread> {
+        self.entries.get(id)?.spread.as_ref()
+    }
+
+    /// Lets the records of a group share its prefix; one without signature or length does not.
+    fn group(&mut self, prefixed: &[(&Record, &Prefix)]) -> anyhow::Result<()> {
+        let mut groups: BTreeMap<&str, Vec<(&str, u64, u64)>> = BTreeMap::new();
+        for &(record, prefix) in prefixed {
+            let signature = record
+                .prefill_signature()
+                .map_err(|error| with_hint(&error.into()))?;
+            let told = signature.and_then(|signature| signature.prompt_tokens());
+            if let Some(tokens) = record.prompt_tokens.or(told)
+                && self.spread(&record.id).is_some()
+            {
+                let group = groups.entry(&prefix.group).or_default();
+                group.push((&record.id, tokens, prefix.tokens));
+            }
+        }
+        for (name, records) in groups {
+            let members: Vec<(&[u16], u64, u64)> = records
+                .iter()
+                .filter_map(|&(id, tokens, prefix)| {
+                    Some((self.spread(id)?.counts.as_slice(), tokens, prefix))
+                })
+                .collect();
+            let group = Group::new(name, &members);
+            for (id, ..) in records {
+                if let Some(Known {
+                    spread: Some(spread),
+                    ..
+                }) = self.entries.get_mut(id)
+                {
+                    spread.group.clone_from(&group);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Layers and experts of the model that the trace recorded.
@@ -103,7 +165,7 @@ impl Catalog {
     /// How to serve the request `id`, known or not.
     pub fn entry(&self, id: &str) -> &Entry {
         match self.entries.get(id) {
-            Some(entry) => entry,
+            Some(known) => &known.entry,
             None => &self.strangers[(fnv1a(id.as_bytes()) % STRANGERS) as usize],
         }
     }

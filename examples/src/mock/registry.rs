@@ -1,18 +1,26 @@
 //! KV blocks that prefill computed and decode has not fetched yet.
 //!
+//! Prefill holds the blocks of a request until a decode worker fetches them, somebody releases them or the
+//! lease runs out; blocks whose lease ran out are *stranded*: computed and pinned for nobody.
+//!
 //! A real engine does not check that the blocks it reads belong to the prompt it was sent: a gateway
 //! that mixes up two requests gets a wrong answer with status 200. The mock remembers what it handed
 //! out and to whom, so that a mix-up is an error that a test can see.
 
-use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::sync::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+use super::prefixes::Pinned;
+use super::stats::KvReport;
 
 /// vLLM's KV block size on GPUs, tokens.
-const BLOCK_TOKENS: u64 = 16;
+pub(crate) const BLOCK_TOKENS: u64 = 16;
+/// Hand-overs that are remembered after their blocks were freed; an older one is unknown.
+const ENDED_MAX: usize = 8192;
 
 /// Whom the blocks were computed for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,19 +36,61 @@ pub(crate) struct Owner {
 pub(crate) struct Registry {
     lease: Duration,
     inner: Mutex<Inner>,
+    /// Whenever blocks were freed.
+    freed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     next: u64,
-    held: HashMap<String, Held>,
+    handed: HashMap<String, Handed>,
+    /// Hand-overs whose blocks were freed, oldest first.
+    ended: VecDeque<String>,
+    stranded: HashMap<Arc<str>, Blocks>,
 }
 
+/// A hand-over from prefill to decode.
 #[derive(Debug)]
-struct Held {
+struct Handed {
+    worker: Arc<str>,
     params: Value,
     owner: Owner,
-    until: Instant,
+    blocks: u64,
+    /// The blocks that are also in the worker's prefix cache; empty once they are free.
+    pinned: Vec<Pinned>,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Held { until: Instant },
+    Fetched,
+    Released,
+    Expired,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Blocks {
+    requests: u64,
+    blocks: u64,
+}
+
+/// A decode request's KV blocks, if nothing was mixed up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fetched {
+    InTime,
+    /// The lease had run out.
+    Late,
+}
+
+/// What a release found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Release {
+    Freed,
+    /// The blocks were fetched or released before, or their lease had run out.
+    Again,
+    /// Nobody handed these params out.
+    Unknown,
 }
 
 impl Registry {
@@ -49,23 +99,22 @@ impl Registry {
         Registry {
             lease,
             inner: Mutex::default(),
+            freed: Notify::new(),
         }
     }
 
-    /// Holds the blocks of a prompt of `tokens` tokens; the answer is the `kv_transfer_params` that
-    /// fetch them, shaped as vLLM's NixlConnector shapes them.
+    /// Holds the blocks of a prompt of `tokens` tokens at the prefill worker `worker`, which listens at `address`; the
+    /// answer is the `kv_transfer_params` that fetch them, shaped as vLLM's NixlConnector shapes them.
     pub(crate) fn hold(
         &self,
-        engine: &str,
-        address: SocketAddr,
+        worker: &Arc<str>,
+        address: std::net::SocketAddr,
         answer_id: &str,
         tokens: u64,
         owner: Owner,
+        pinned: Vec<Pinned>,
     ) -> Value {
-        let mut inner = self.lock();
-        let now = Instant::now();
-        // Whatever is never fetched would pile up otherwise.
-        inner.held.retain(|_, held| held.until > now);
+        let mut inner = self.current();
         inner.next += 1;
         let id = format!("{answer_id}-0-{:08x}", inner.next);
         let blocks = tokens.div_ceil(BLOCK_TOKENS).max(1);
@@ -74,7 +123,7 @@ impl Registry {
             "do_remote_prefill": true,
             "do_remote_decode": false,
             "remote_block_ids": [(first..first + blocks).collect::<Vec<_>>()],
-            "remote_engine_id": engine,
+            "remote_engine_id": format!("mock-{worker}"),
             "remote_request_id": id,
             "remote_host": address.ip().to_string(),
             "remote_port": address.port(),
@@ -83,140 +132,173 @@ impl Registry {
             "remote_blocks_expiry_time": null,
             "transfer_mode": "pull",
         });
-        let held = Held {
+        let handed = Handed {
+            worker: Arc::clone(worker),
             params: params.clone(),
             owner,
-            until: now + self.lease,
+            blocks,
+            pinned,
+            state: State::Held {
+                until: Instant::now() + self.lease,
+            },
         };
-        inner.held.insert(id, held);
+        inner.handed.insert(id, handed);
         params
     }
 
     /// Fetches the blocks that `params` names, once; the error says what was mixed up.
-    pub(crate) fn fetch(&self, params: &Value, owner: &Owner) -> Result<(), String> {
-        let id = params
-            .get("remote_request_id")
-            .and_then(Value::as_str)
-            .unwrap_or_default();
-        let mut inner = self.lock();
-        let held = inner.held.get(id).ok_or_else(|| {
-            format!("no KV blocks are held for remote_request_id `{id}`: never, or fetched before")
-        })?;
-        if held.until <= Instant::now() {
-            inner.held.remove(id);
-            return Err(format!("the lease of the KV blocks of `{id}` has run out"));
-        }
-        if held.params != *params {
-            let held = &held.params;
+    pub(crate) fn fetch(&self, params: &Value, owner: &Owner) -> Result<Fetched, String> {
+        let id = request_id_of(params);
+        let mut inner = self.current();
+        let handed = inner
+            .handed
+            .get(id)
+            .ok_or_else(|| format!("nobody handed out KV blocks for remote_request_id `{id}`"))?;
+        if handed.params != *params {
+            let handed = &handed.params;
             return Err(format!(
-                "kv_transfer_params were changed: {held} became {params}"
+                "kv_transfer_params were changed: {handed} became {params}"
             ));
         }
-        if held.owner.prompt != owner.prompt {
+        if handed.owner.prompt != owner.prompt {
             return Err(format!(
                 "the KV blocks of `{id}` were computed for another prompt"
             ));
         }
-        if held.owner.request_id != owner.request_id {
-            let (theirs, ours) = (&held.owner.request_id, &owner.request_id);
+        if handed.owner.request_id != owner.request_id {
+            let (theirs, ours) = (&handed.owner.request_id, &owner.request_id);
             return Err(format!(
                 "x-request-id was {theirs:?} in prefill and is {ours:?} in decode"
             ));
         }
-        inner.held.remove(id);
-        Ok(())
+        let fetched = match handed.state {
+            State::Held { .. } => Fetched::InTime,
+            State::Expired => Fetched::Late,
+            State::Fetched => return Err(format!("the KV blocks of `{id}` were fetched before")),
+            State::Released => return Err(format!("the KV blocks of `{id}` were released before")),
+        };
+        inner.end(id, State::Fetched);
+        self.freed.notify_waiters();
+        Ok(fetched)
+    }
+
+    /// Frees the blocks that `params` names; doing it again changes nothing.
+    pub(crate) fn release(&self, params: &Value) -> Release {
+        let id = request_id_of(params);
+        let mut inner = self.current();
+        let Some(handed) = inner.handed.get(id).filter(|one| one.params == *params) else {
+            return Release::Unknown;
+        };
+        if !matches!(handed.state, State::Held { .. }) {
+            return Release::Again;
+        }
+        inner.end(id, State::Released);
+        self.freed.notify_waiters();
+        Release::Freed
+    }
+
+    /// Frees the blocks whose lease has run out; whoever reads the registry does it too.
+    pub(crate) fn expire(&self) {
+        drop(self.current());
     }
 
     /// Requests whose blocks are held.
     pub(crate) fn held(&self) -> usize {
-        let now = Instant::now();
-        self.lock()
-            .held
-            .values()
-            .filter(|held| held.until > now)
-            .count()
+        self.current().held().count()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
-        // Nothing panics while the lock is held; should it ever, the map is still whole.
-        self.inner
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn owner(prompt: u64) -> Owner {
-        Owner {
-            prompt,
-            request_id: Some(format!("r{prompt}")),
+    /// Waits until no blocks are held, which is the lease at most unless new ones come.
+    pub(crate) async fn nothing_held(&self) {
+        loop {
+            let freed = self.freed.notified();
+            tokio::pin!(freed);
+            // From here on a wake-up counts, also one before the first poll.
+            freed.as_mut().enable();
+            let last = self.current().held().map(|(_, until)| until).max();
+            match last {
+                None => return,
+                Some(until) => {
+                    let _ = tokio::time::timeout_at(until.into(), freed).await;
+                }
+            }
         }
     }
 
-    fn hold(registry: &Registry, prompt: u64) -> Value {
-        registry.hold(
-            "engine",
-            ([127, 0, 0, 1], 5600).into(),
-            "cmpl-a",
-            20,
-            owner(prompt),
-        )
+    /// Fills in what `worker` holds and what was stranded there.
+    pub(crate) fn report(&self, worker: &str, report: &mut KvReport) {
+        let inner = self.current();
+        let held = inner.held().filter(|(one, _)| *one.worker == *worker);
+        (report.held_requests, report.held_blocks) = held
+            .fold((0, 0), |(requests, blocks), (one, _)| {
+                (requests + 1, blocks + one.blocks)
+            });
+        let stranded = inner.stranded.get(worker).copied().unwrap_or_default();
+        (report.stranded_requests, report.stranded_blocks) = (stranded.requests, stranded.blocks);
     }
 
-    #[test]
-    fn blocks_are_fetched_once_by_the_request_they_were_computed_for() {
-        let registry = Registry::new(Duration::from_secs(60));
-        let (a, b) = (hold(&registry, 1), hold(&registry, 2));
-        assert_eq!(a["remote_block_ids"][0].as_array().unwrap().len(), 2);
-        assert!(
-            registry
-                .fetch(&a, &owner(2))
-                .unwrap_err()
-                .contains("another prompt")
-        );
-        let strange = Owner {
-            request_id: None,
-            ..owner(1)
-        };
-        assert!(
-            registry
-                .fetch(&a, &strange)
-                .unwrap_err()
-                .contains("x-request-id")
-        );
-        let mut changed = a.clone();
-        changed["tp_size"] = json!(2);
-        assert!(
-            registry
-                .fetch(&changed, &owner(1))
-                .unwrap_err()
-                .contains("were changed")
-        );
-        assert_eq!(registry.held(), 2);
-        assert_eq!(registry.fetch(&a, &owner(1)), Ok(()));
-        assert!(
-            registry
-                .fetch(&a, &owner(1))
-                .unwrap_err()
-                .contains("fetched before")
-        );
-        assert_eq!(registry.fetch(&b, &owner(2)), Ok(()));
-        assert_eq!(registry.held(), 0);
+    /// Counts stranded blocks from zero again.
+    pub(crate) fn restart_statistics(&self) {
+        self.current().stranded.clear();
     }
 
-    #[test]
-    fn blocks_are_not_held_beyond_their_lease() {
-        let registry = Registry::new(Duration::ZERO);
-        let params = hold(&registry, 1);
-        assert_eq!(registry.held(), 0);
-        assert!(
-            registry
-                .fetch(&params, &owner(1))
-                .unwrap_err()
-                .contains("lease")
-        );
+    /// The state as of now: leases that have run out are ended first.
+    fn current(&self) -> std::sync::MutexGuard<'_, Inner> {
+        // Nothing panics while the lock is held; should it ever, the map is still whole.
+        let mut inner = self
+            .inner
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let now = Instant::now();
+        let expired: Vec<String> = inner
+            .handed
+            .iter()
+            .filter(|(_, one)| matches!(one.state, State::Held { until } if until <= now))
+            .map(|(id, _)| id.clone())
+            .collect();
+        for id in expired {
+            inner.end(&id, State::Expired);
+        }
+        inner
     }
 }
+
+impl Inner {
+    fn held(&self) -> impl Iterator<Item = (&Handed, Instant)> {
+        self.handed.values().filter_map(|one| match one.state {
+            State::Held { until } => Some((one, until)),
+            _ => None,
+        })
+    }
+
+    /// Puts the hand-over `id` into a state without blocks.
+    fn end(&mut self, id: &str, state: State) {
+        let Some(handed) = self.handed.get_mut(id) else {
+            return;
+        };
+        let before = std::mem::replace(&mut handed.state, state);
+        handed.pinned.clear();
+        if state == State::Expired {
+            let stranded = self.stranded.entry(Arc::clone(&handed.worker)).or_default();
+            stranded.requests += 1;
+            stranded.blocks += handed.blocks;
+        }
+        if matches!(before, State::Held { .. }) {
+            self.ended.push_back(id.to_owned());
+            if self.ended.len() > ENDED_MAX
+                && let Some(oldest) = self.ended.pop_front()
+            {
+                self.handed.remove(&oldest);
+            }
+        }
+    }
+}
+
+fn request_id_of(params: &Value) -> &str {
+    params
+        .get("remote_request_id")
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

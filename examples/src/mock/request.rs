@@ -80,6 +80,15 @@ impl ApiError {
         }
     }
 
+    pub(crate) fn not_found(message: impl Into<String>) -> Self {
+        ApiError {
+            status: StatusCode::NOT_FOUND,
+            kind: "NotFoundError",
+            message: message.into(),
+            param: None,
+        }
+    }
+
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         ApiError {
             status: StatusCode::INTERNAL_SERVER_ERROR,
@@ -163,10 +172,8 @@ impl GenerationRequest {
             .map_err(|error| ApiError::bad_request(format!("the body is invalid: {error}")))?;
         if let Some(model) = raw.model.filter(|model| *model != limits.model) {
             return Err(ApiError {
-                status: StatusCode::NOT_FOUND,
-                kind: "NotFoundError",
-                message: format!("The model `{model}` does not exist."),
                 param: Some("model"),
+                ..ApiError::not_found(format!("The model `{model}` does not exist."))
             });
         }
         let prompts = match (api, raw.prompt, raw.messages) {
@@ -215,6 +222,17 @@ impl GenerationRequest {
             kv,
         })
     }
+}
+
+/// The params in the body of a release.
+pub(crate) fn release_params(body: &[u8]) -> Result<Value, ApiError> {
+    #[derive(Deserialize)]
+    struct Body {
+        kv_transfer_params: serde_json::Map<String, Value>,
+    }
+    serde_json::from_slice(body)
+        .map(|body: Body| Value::Object(body.kv_transfer_params))
+        .map_err(|error| ApiError::bad_request(format!("the body is invalid: {error}")))
 }
 
 fn missing(field: &'static str) -> ApiError {

@@ -23,8 +23,8 @@ use tokio::task::JoinSet;
 
 use super::answer::{Answer, DONE, Usage};
 use super::metrics;
-use super::registry::Owner;
-use super::request::{Api, ApiError, GenerationRequest, KvTransfer};
+use super::registry::{Fetched, Owner, Release};
+use super::request::{Api, ApiError, GenerationRequest, KvTransfer, release_params};
 use super::steps::Tokens;
 use super::worker::Worker;
 
@@ -39,6 +39,7 @@ pub(crate) async fn serve(listener: TcpListener, worker: Arc<Worker>) -> Infalli
     let router = Router::new()
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat))
+        .route("/v1/kv_transfer/release", post(release))
         .route("/v1/models", get(models))
         .route("/health", get(|| async { StatusCode::OK }))
         .route("/metrics", get(show_metrics))
@@ -80,6 +81,17 @@ async fn chat(
     body: Bytes,
 ) -> Result<Response, ApiError> {
     generate(&worker, Api::Chat, &headers, &body).await
+}
+
+/// Frees KV blocks that no decode worker will fetch, as the official ELDR fork does.
+async fn release(State(worker): State<Arc<Worker>>, body: Bytes) -> Result<Response, ApiError> {
+    let released = match worker.release(&release_params(&body)?) {
+        Release::Unknown => return Err(ApiError::not_found("no such KV blocks were handed out")),
+        release => release == Release::Freed,
+    };
+    Ok(json_response(
+        json!({ "released": released }).to_string().into(),
+    ))
 }
 
 async fn models(State(worker): State<Arc<Worker>>) -> Response {
@@ -124,28 +136,31 @@ async fn generate(
         request_id,
     };
     let prompt_tokens = request.prompts.iter().map(|prompt| prompt.tokens).sum();
-    let signature = match &request.kv {
+    let (signature, cached_tokens) = match &request.kv {
         KvTransfer::RemoteDecode => {
-            worker.prefill(&request.prompts).await;
+            let prefilled = worker.prefill(&request.prompts).await;
             let lengths = worker.lengths(&request);
-            let usage = Usage::new(prompt_tokens, lengths.iter().copied().map(u64::from).sum());
-            let params = worker.hold(&answer.id, &request.prompts, owner);
+            let decoded = lengths.iter().copied().map(u64::from).sum();
+            let usage = Usage::new(prompt_tokens, prefilled.cached_tokens, decoded);
+            let signature = worker.signature_header(&prefilled);
+            let params = worker.hold(&answer.id, prompt_tokens, owner, prefilled);
             let response = json_response(answer.whole(&lengths, usage, Some(&params)));
-            return Ok(signed(response, worker.signature(&request.prompts)));
+            return Ok(signed(response, signature));
         }
-        KvTransfer::RemotePrefill(params) => {
-            worker.fetch(params, &owner)?;
-            None
+        KvTransfer::RemotePrefill(params) if worker.fetch(params, &owner)? == Fetched::InTime => {
+            (None, 0)
         }
-        KvTransfer::None => {
-            worker.prefill(&request.prompts).await;
-            worker.signature(&request.prompts)
+        KvTransfer::RemotePrefill(_) | KvTransfer::None => {
+            let prefilled = worker.prefill(&request.prompts).await;
+            (worker.signature_header(&prefilled), prefilled.cached_tokens)
         }
     };
     let tokens = worker.decode(&request);
     let lengths = worker.lengths(&request);
     let response = if request.stream {
-        let usage = request.include_usage.then_some(prompt_tokens);
+        let usage = request
+            .include_usage
+            .then_some((prompt_tokens, cached_tokens));
         let body = EventStream {
             answer,
             tokens,
@@ -157,7 +172,8 @@ async fn generate(
         (kind, Body::new(body)).into_response()
     } else {
         let decoded = decode_all(tokens, lengths.len()).await?;
-        let usage = Usage::new(prompt_tokens, decoded.iter().copied().map(u64::from).sum());
+        let sum = decoded.iter().copied().map(u64::from).sum();
+        let usage = Usage::new(prompt_tokens, cached_tokens, sum);
         json_response(answer.whole(&decoded, usage, None))
     };
     Ok(signed(response, signature))
@@ -217,8 +233,8 @@ struct EventStream {
     done: Vec<bool>,
     /// Tokens sent.
     sent: u64,
-    /// The prompt's tokens, if the client wants the usage told.
-    usage: Option<u64>,
+    /// The prompt's tokens and how many of them were cached, if the client wants the usage told.
+    usage: Option<(u64, u64)>,
 }
 
 impl hyper::body::Body for EventStream {
@@ -244,8 +260,10 @@ impl hyper::body::Body for EventStream {
         this.sent += 1;
         this.done[token.sequence] |= token.last;
         if this.done.iter().all(|&done| done) {
-            if let Some(prompt_tokens) = this.usage {
-                events += &this.answer.usage(Usage::new(prompt_tokens, this.sent));
+            if let Some((prompt_tokens, cached_tokens)) = this.usage {
+                events += &this
+                    .answer
+                    .usage(Usage::new(prompt_tokens, cached_tokens, this.sent));
             }
             events += DONE;
         }

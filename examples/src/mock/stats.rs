@@ -11,6 +11,31 @@ const BUCKET: Duration = Duration::from_micros(10);
 /// Lateness of 100 ms and more shares the last bucket.
 const BUCKETS: usize = 10_000;
 
+/// What one worker did with KV blocks since it started, or since its statistics were last restarted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct KvReport {
+    /// Prompt tokens that this worker found in its prefix cache.
+    pub cached_tokens: u64,
+    /// Requests whose blocks this worker holds now for a decode worker to fetch.
+    pub held_requests: u64,
+    /// Their blocks.
+    pub held_blocks: u64,
+    /// Requests whose blocks this worker held until their lease ran out: nobody fetched or released them.
+    pub stranded_requests: u64,
+    /// Their blocks.
+    pub stranded_blocks: u64,
+    /// Decode requests that came to this worker after the lease of their blocks had run out.
+    pub late_decodes: u64,
+    /// Releases through this worker that freed blocks.
+    pub releases: u64,
+    /// Releases of blocks that were fetched, released or stranded before.
+    pub repeated_releases: u64,
+    /// Releases of params that nobody handed out.
+    pub unknown_releases: u64,
+    /// Requests whose `kv_transfer_params` still had the `eldr_sig` that is for the gateway alone.
+    pub leaked_signatures: u64,
+}
+
 /// What one worker did since it started, or since its statistics were last restarted.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WorkerReport {
@@ -20,7 +45,7 @@ pub struct WorkerReport {
     pub address: SocketAddr,
     /// Generation requests with a valid body, prefill legs included.
     pub requests: u64,
-    /// Prompt tokens that this worker prefilled itself.
+    /// Prompt tokens that this worker prefilled itself, cached ones included.
     pub prefill_tokens: u64,
     /// Tokens decoded.
     pub tokens: u64,
@@ -38,6 +63,8 @@ pub struct WorkerReport {
     pub disconnects: u64,
     /// Requests whose `kv_transfer_params` were not those handed out for them.
     pub mixed_up: u64,
+    /// Its KV blocks.
+    pub kv: KvReport,
     /// Requests being prefilled or decoded now.
     pub running: u64,
     /// Requests queued now.
@@ -94,6 +121,8 @@ pub(crate) struct Counters {
     pub(crate) experts: f64,
     pub(crate) disconnects: u64,
     pub(crate) mixed_up: u64,
+    /// Without what the registry knows.
+    pub(crate) kv: KvReport,
     lateness: Vec<u32>,
 }
 
@@ -107,6 +136,7 @@ impl Default for Counters {
             experts: 0.0,
             disconnects: 0,
             mixed_up: 0,
+            kv: KvReport::default(),
             lateness: vec![0; BUCKETS],
         }
     }
@@ -137,6 +167,7 @@ impl Counters {
             lateness_p99_ms: self.lateness_ms(0.99),
             disconnects: self.disconnects,
             mixed_up: self.mixed_up,
+            kv: self.kv.clone(),
             running: gauges.running(),
             waiting: gauges.waiting(),
         }

@@ -6,14 +6,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::http::HeaderValue;
+use eldr_core::Signature;
+use eldr_core::signature::Encoding;
 use serde_json::Value;
 
-use super::MockConfig;
+use super::carriage::{ELDR_SIG, SignatureCarriage, eldr_sig, without_eldr_sig};
 use super::catalog::{Catalog, Entry};
-use super::registry::{Owner, Registry};
+use super::prefixes::{Pinned, Prefixes};
+use super::registry::{Fetched, Owner, Registry, Release};
 use super::request::{ApiError, GenerationRequest, Limits, Prompt};
 use super::stats::{Counted, Counters, Gauges, WorkerReport};
 use super::steps::{Sequence, StepLoop, Tokens, scaled};
+use super::{KvLoadFailurePolicy, MockConfig};
 
 /// What all workers of one engine share.
 #[derive(Debug)]
@@ -30,14 +34,25 @@ pub(crate) struct Shared {
 /// A worker. Prefill and decode workers differ in name only, as in vLLM: any can do either.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    pub(crate) name: String,
+    pub(crate) name: Arc<str>,
     pub(crate) address: SocketAddr,
     pub(crate) shared: Arc<Shared>,
     pub(crate) gauges: Arc<Gauges>,
     counters: Arc<Mutex<Counters>>,
     /// One prefill at a time; tokio's mutex lets them in first come, first served.
     lane: tokio::sync::Mutex<()>,
+    prefixes: Prefixes,
     steps: StepLoop,
+}
+
+/// Prompts that were computed.
+#[derive(Debug)]
+pub(crate) struct Prefilled {
+    /// Tokens found in the prefix cache.
+    pub(crate) cached_tokens: u64,
+    /// What prefill tells about the experts, where it was recorded; of one prompt only.
+    signature: Option<HeaderValue>,
+    pinned: Vec<Pinned>,
 }
 
 impl Worker {
@@ -61,14 +76,17 @@ impl Worker {
             Arc::clone(&gauges),
             Arc::clone(&counters),
         )?;
+        let counts = shared.catalog.geometry().counts();
+        let prefixes = Prefixes::new(config.kv_cache_tokens, counts);
         let lane = tokio::sync::Mutex::new(());
         Ok(Worker {
-            name,
+            name: name.into(),
             address,
             shared,
             gauges,
             counters,
             lane,
+            prefixes,
             steps,
         })
     }
@@ -78,8 +96,11 @@ impl Worker {
     }
 
     pub(crate) fn report(&self) -> WorkerReport {
-        self.counters()
-            .report(&self.name, self.address, &self.gauges)
+        let mut report = self
+            .counters()
+            .report(&self.name, self.address, &self.gauges);
+        self.shared.registry.report(&self.name, &mut report.kv);
+        report
     }
 
     pub(crate) fn restart_statistics(&self) {
@@ -90,10 +111,10 @@ impl Worker {
         self.shared.catalog.entry(&prompt.id)
     }
 
-    /// Computes the prompts: waits for the lane, then for as long as their tokens take.
+    /// Computes the prompts: waits for the lane, then for as long as the tokens that are not cached take.
     ///
     /// Dropping the future gives up the place in the queue and counts as a disconnect.
-    pub(crate) async fn prefill(&self, prompts: &[Prompt]) {
+    pub(crate) async fn prefill(&self, prompts: &[Prompt]) -> Prefilled {
         let mut left_early = LeftEarly {
             worker: self,
             done: false,
@@ -103,40 +124,129 @@ impl Worker {
         drop(waiting);
         let _running = Counted::new(&self.gauges.prefilling);
         let config = &self.shared.config;
+        self.shared.registry.expire();
+        let mut blocks: Vec<_> = prompts.iter().map(|prompt| self.begin(prompt)).collect();
+        let found = blocks.iter().flatten().map(Pinned::cached_tokens);
+        let cached_tokens = found.sum::<u64>();
         let tokens = prompts.iter().map(|prompt| prompt.tokens).sum::<u64>();
-        let ms = config.prefill_base_ms + config.prefill_ms_per_token * tokens as f64;
+        let ms = config.prefill_base_ms
+            + config.prefill_ms_per_token * tokens.saturating_sub(cached_tokens) as f64;
         let duration = Duration::try_from_secs_f64(ms / 1e3).unwrap_or_default();
         let duration = scaled(duration, config.time_scale);
         if !duration.is_zero() {
             tokio::time::sleep(duration).await;
         }
-        self.counters().prefill_tokens += tokens;
+        let signatures: Vec<_> = std::iter::zip(prompts, &mut blocks)
+            .map(|(prompt, blocks)| self.signature(prompt, blocks.as_mut()))
+            .collect();
+        let mut counters = self.counters();
+        counters.prefill_tokens += tokens;
+        counters.kv.cached_tokens += cached_tokens;
+        drop(counters);
         left_early.done = true;
-    }
-
-    /// What prefill tells about the prompt's experts, where it was recorded; one prompt only.
-    pub(crate) fn signature(&self, prompts: &[Prompt]) -> Option<HeaderValue> {
-        match prompts {
-            [prompt] => self.entry(prompt).signature.clone(),
-            _ => None,
+        Prefilled {
+            cached_tokens,
+            signature: match <[_; 1]>::try_from(signatures) {
+                Ok([signature]) => signature,
+                Err(_) => None,
+            },
+            pinned: blocks.into_iter().flatten().collect(),
         }
     }
 
-    /// Keeps the KV blocks of a computed prompt for the decode worker that will ask for them.
-    pub(crate) fn hold(&self, answer_id: &str, prompts: &[Prompt], owner: Owner) -> Value {
-        let tokens = prompts.iter().map(|prompt| prompt.tokens).sum();
-        let engine = format!("mock-{}", self.name);
-        self.shared
+    /// The prompt's place in the prefix cache, if it was recorded and there is room. Without room it is computed all the
+    /// same: KV memory never runs out.
+    fn begin(&self, prompt: &Prompt) -> Option<Pinned> {
+        let spread = self.shared.catalog.spread(&prompt.id)?;
+        self.prefixes.begin(spread, prompt.hash, prompt.tokens)
+    }
+
+    /// The signature of a prompt by the counts of its blocks: the recorded header where they sum to it, as they must.
+    fn signature(&self, prompt: &Prompt, blocks: Option<&mut Pinned>) -> Option<HeaderValue> {
+        let recorded = self.entry(prompt).signature.as_ref()?;
+        let (Some(spread), Some(blocks)) = (self.shared.catalog.spread(&prompt.id), blocks) else {
+            return Some(recorded.clone());
+        };
+        let sum = blocks.compute(spread, prompt.tokens);
+        debug_assert_eq!(sum, spread.counts, "blocks of {}", prompt.id);
+        if sum == spread.counts {
+            return Some(recorded.clone());
+        }
+        let geometry = self.shared.catalog.geometry();
+        let signature = Signature::dense(geometry, sum, Some(prompt.tokens)).ok()?;
+        HeaderValue::try_from(signature.encode(Encoding::U16)).ok()
+    }
+
+    /// The signature of an answer, where headers carry it.
+    pub(crate) fn signature_header(&self, prefilled: &Prefilled) -> Option<HeaderValue> {
+        match self.shared.config.signature_carriage {
+            SignatureCarriage::Header => prefilled.signature.clone(),
+            SignatureCarriage::Body => None,
+        }
+    }
+
+    /// Keeps the KV blocks of computed prompts of `tokens` tokens for the decode worker that will ask for them.
+    pub(crate) fn hold(
+        &self,
+        answer_id: &str,
+        tokens: u64,
+        owner: Owner,
+        prefilled: Prefilled,
+    ) -> Value {
+        let Prefilled {
+            signature, pinned, ..
+        } = prefilled;
+        let shared = &self.shared;
+        let (name, address) = (&self.name, self.address);
+        let mut params = shared
             .registry
-            .hold(&engine, self.address, answer_id, tokens, owner)
+            .hold(name, address, answer_id, tokens, owner, pinned);
+        if shared.config.signature_carriage == SignatureCarriage::Body
+            && let Some(signature) = signature
+        {
+            params[ELDR_SIG] = eldr_sig(&signature).into();
+        }
+        params
     }
 
     /// Takes over the KV blocks that `params` names.
-    pub(crate) fn fetch(&self, params: &Value, owner: &Owner) -> Result<(), ApiError> {
-        self.shared.registry.fetch(params, owner).map_err(|mix_up| {
+    pub(crate) fn fetch(&self, params: &Value, owner: &Owner) -> Result<Fetched, ApiError> {
+        let params = self.without_leak(params);
+        let fetched = self.shared.registry.fetch(&params, owner);
+        let fetched = fetched.map_err(|mix_up| {
             self.counters().mixed_up += 1;
             ApiError::internal(mix_up)
-        })
+        })?;
+        if fetched == Fetched::Late {
+            self.counters().kv.late_decodes += 1;
+            if self.shared.config.kv_load_failure_policy == KvLoadFailurePolicy::Fail {
+                let message = "the lease of the request's KV blocks has run out";
+                return Err(ApiError::internal(message));
+            }
+        }
+        Ok(fetched)
+    }
+
+    /// Frees the KV blocks that `params` names, whichever worker holds them.
+    pub(crate) fn release(&self, params: &Value) -> Release {
+        let params = self.without_leak(params);
+        let release = self.shared.registry.release(&params);
+        let kv = &mut self.counters().kv;
+        match release {
+            Release::Freed => kv.releases += 1,
+            Release::Again => kv.repeated_releases += 1,
+            Release::Unknown => kv.unknown_releases += 1,
+        }
+        release
+    }
+
+    /// The params as the registry knows them; a signature in them is for the gateway alone.
+    fn without_leak<'a>(&self, params: &'a Value) -> std::borrow::Cow<'a, Value> {
+        let params = without_eldr_sig(params);
+        if let std::borrow::Cow::Owned(_) = params {
+            self.counters().kv.leaked_signatures += 1;
+        }
+        params
     }
 
     /// Lets the request join the batch: one sequence per prompt and choice.

@@ -69,7 +69,7 @@ pub(super) fn on_answer(token: u32, answer: &Answer) -> bool {
     match call.purpose {
         Purpose::Prefill(stream, waiting) => on_prefill(call.root, stream, waiting, answer),
         Purpose::Release => {
-            vm::with(|vm| vm.releases -= 1);
+            vm::with(|vm| vm.releases = vm.releases.saturating_sub(1));
             if !matches!(answer.status(), Some(200..=299)) {
                 vm::with(|vm| vm.metrics.count(metrics::RELEASE_FAILED));
             }

@@ -155,7 +155,13 @@ impl Poll {
             blobs::publish(&EnvoyShared, &self.name, revision, bytes);
             poll::keep_etag(&EnvoyShared, &self.name, self.etag.as_deref());
             self.told.clear();
-        } else if published.is_none_or(|(_, known)| known != bytes) && current != Some(revision) {
+            return;
+        }
+        let is_same = match published {
+            Some((_, known)) => known == bytes,
+            None => current == Some(revision), // an inline one
+        };
+        if !is_same {
             let current = current.unwrap_or_default();
             self.tell(&format!(
                 "revision {revision} is not above {current}, which is in use: not taken\n\

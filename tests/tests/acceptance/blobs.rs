@@ -255,6 +255,9 @@ async fn a_lower_revision_is_not_taken_and_the_log_says_so_once() {
     decides(&gateway, "decode-1;reason=in_band").await;
     let log = gateway.envoy.log_tail(usize::MAX);
     assert_eq!(log.matches(words).count(), 1, "{log}");
+    server.publish(PATH, blob_bytes(5, [2, 0, 1]));
+    logged(&gateway, "revision 5 is not above 5").await;
+    decides(&gateway, "decode-1;reason=in_band").await;
     assert_eq!(counter(&gateway, "eldr.blob_refused").await, 0);
 }
 

@@ -33,7 +33,7 @@ async fn assert_goes(options: Options, answer: Answer, worker: usize, reason: &s
     gateway.prefill.answers(answer);
     let reply = gateway.post("/v1/completions", BODY).await;
     assert_eq!(reply.text(), format!("decode-{worker}"), "{reason}");
-    assert!(!format!("{:?}", reply.headers).contains("sig"));
+    assert!(!format!("{:?}", reply.headers).contains("eldr_sig"));
     let received = gateway.decode[worker].only();
     assert_eq!(
         received.text(),

@@ -277,7 +277,7 @@ async fn prefix_hash_sends_equal_beginnings_to_the_same_worker() {
         (0..3).find(|&worker| after[worker] > before[worker])
     };
     let mut used = std::collections::BTreeSet::new();
-    for conversation in 0..12 {
+    for conversation in 0..24 {
         let start = format!("{conversation:08}");
         let owner = served(start.clone()).await;
         assert_eq!(served(format!("{start} and its next turn")).await, owner);

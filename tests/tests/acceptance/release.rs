@@ -1,6 +1,6 @@
 //! KV blocks that no decode worker will fetch are released, once, the way the engine understands; others are not.
 
-use eldr_tests::client::post;
+use eldr_tests::client::{get, post};
 use eldr_tests::upstream::{Exchange, Received};
 use eldr_tests::{Answer, Connection, Gateway, KV_TRANSFER_PARAMS, Options, eventually};
 use serde_json::{Value, json};
@@ -12,7 +12,11 @@ const SIGNED: &str = r#"{"remote_block_ids":[[7]],"eldr_sig":"AAAHAAAA","x":1.50
 const UNSIGNED: &str = r#"{"remote_block_ids":[[7]],"x":1.50}"#;
 
 async fn gateway(release: &str) -> Gateway {
-    Gateway::start(Options::filter(json!({ "release": release }))).await
+    // Nobody is left out, so that each request goes where the test expects it, whatever became of the one before.
+    Gateway::start(Options::filter(
+        json!({ "release": release, "eject_ms": 0 }),
+    ))
+    .await
 }
 
 /// A request whose client leaves while prefill works on it.
@@ -138,6 +142,40 @@ async fn a_release_that_fails_is_counted_and_not_repeated() {
     only_request(&gateway).await;
 }
 
+/// The root that waits for the answer belongs to a listener that is gone by then.
+#[tokio::test]
+async fn a_late_answer_to_a_configuration_that_was_replaced() {
+    let options = Options {
+        lds: true,
+        drain_time_s: 1,
+        ..Options::filter(json!({ "release": "eldr" }))
+    };
+    let mut gateway = Gateway::start(options).await;
+    let exchange = abandoned(&mut gateway).await;
+    gateway.expect_stat("eldr.outcome.client_gone", 1).await;
+    gateway
+        .expect_stat("eldr.worker.prefill.in_flight", 1)
+        .await;
+    gateway.update(json!({ "release": "eldr", "debug_headers": false }), 2);
+    for (stat, expected) in [
+        ("listener_manager.listener_in_place_updated", 1),
+        ("listener_manager.total_filter_chains_draining", 0),
+    ] {
+        let value = async || gateway.envoy.stat(stat).await.unwrap();
+        eventually(stat, value, |found| *found == expected).await;
+    }
+    // The new configuration serves, on the same threads.
+    let reply = gateway.connect().await.call(get("/")).await;
+    assert_eq!(reply.text(), "default");
+    exchange.answer(Answer::prefill(SIGNED, None));
+    let release = only_request(&gateway).await;
+    assert_eq!(release.path, "/v1/kv_transfer/release");
+    expect_counts(&gateway, 1, 0, 0).await;
+    gateway
+        .expect_stat("eldr.worker.prefill.in_flight", 0)
+        .await;
+}
+
 #[tokio::test]
 async fn releases_are_bounded() {
     let mut gateway = gateway("eldr").await;
@@ -208,16 +246,11 @@ async fn a_decode_leg_for_a_cluster_that_does_not_exist() {
 #[tokio::test]
 async fn never_what_a_worker_has_got() {
     let mut gateway = gateway("decode").await;
-    // It answers well, with an error, and not at all.
+    // It answers well, and with an error.
     assert_eq!(gateway.post("/v1/completions", BODY).await.status, 200);
     gateway.decode[0].answers(Answer::status(503));
     assert_eq!(gateway.post("/v1/completions", BODY).await.status, 503);
     gateway.decode[0].by_hand();
-    let mut connection = gateway.connect().await;
-    let (reply, ()) = tokio::join!(connection.call(post("/v1/completions", BODY)), async {
-        drop(gateway.decode[0].next().await);
-    });
-    assert_eq!(reply.status, 503);
     // The client leaves before it answers.
     let mut connection = gateway.connect().await;
     let mut held = tokio::select! {
@@ -226,6 +259,12 @@ async fn never_what_a_worker_has_got() {
     };
     drop(connection);
     held.abandoned().await;
+    // The reset is the last one, for it takes the worker out of the choice.
+    let mut connection = gateway.connect().await;
+    let (reply, ()) = tokio::join!(connection.call(post("/v1/completions", BODY)), async {
+        drop(gateway.decode[0].next().await);
+    });
+    assert_eq!(reply.status, 503);
     gateway.expect_outcomes(&[("routed(in_band)", 4)]).await;
     expect_counts(&gateway, 0, 0, 0).await;
     assert_eq!(received(&gateway).len(), 4);
