@@ -77,7 +77,7 @@ async fn prefill_answers_without_any_header() {
     let handed_over = bodies.filter_map(|leg| leg.json().get("kv_transfer_params").cloned());
     let handed_over: Vec<_> = handed_over.collect();
     assert_eq!(handed_over, [json!({ "remote_block_ids": [[7]] })]);
-    let expected = [("prefill_failed", 3), ("routed(no_signature)", 2)];
+    let expected = [("prefill_failed", 4), ("routed(no_signature)", 1)];
     gateway.expect_outcomes(&expected).await;
     gateway.expect_in_flight(0).await;
 }

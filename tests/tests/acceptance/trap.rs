@@ -93,7 +93,6 @@ async fn one_that_traps_is_reloaded_and_the_other_thread_goes_on() {
             drop(connection);
         }
     }
-    eprintln!("alive: {alive:?}");
     assert!(
         alive.contains(&2),
         "streams that went on, by thread: {alive:?}"
