@@ -177,7 +177,6 @@ impl Request {
     /// Takes the request headers, already without those that steer.
     pub fn on_headers(&mut self, headers: Vec<Header>, end_of_stream: bool) -> OnHeaders {
         let is_post = headers::get(&headers, ":method") == Some(b"POST");
-        let upgrades = headers::get(&headers, "upgrade").is_some();
         self.generates = is_generation(headers::get(&headers, ":path").unwrap_or_default());
         // Engines take transfer params on more paths than we route, and read as JSON what does not say otherwise.
         let may_be_json = headers::get(&headers, "content-type").is_none_or(|kind| {
@@ -185,9 +184,13 @@ impl Request {
                 .windows(4)
                 .any(|word| word == b"json")
         });
-        if !is_post || upgrades || end_of_stream || !(self.generates || may_be_json) {
+        if !is_post || end_of_stream || !(self.generates || may_be_json) {
             self.state = State::Bypassed;
             return OnHeaders::Bypass;
+        }
+        // A WebSocket opens with GET. A POST that upgrades could carry a body past us to an engine that ignores the header.
+        if headers::get(&headers, "upgrade").is_some() {
+            return OnHeaders::Reply(self.refuse(400, "a POST may not ask for an upgrade"));
         }
         // An engine that ignores the header would read a body that we could not look into.
         let encoded = |(name, value): &Header| {

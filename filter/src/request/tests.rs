@@ -74,9 +74,19 @@ fn only_generation_requests_with_a_body_are_held() {
         ),
         bypass
     );
-    let mut upgrade = post("/v1/completions");
-    upgrade.extend(headers(&[("upgrade", "websocket")]));
-    assert_eq!(ask(upgrade, false), bypass);
+    let upgrade = [
+        (":method", "GET"),
+        (":path", "/v1/realtime"),
+        ("upgrade", "websocket"),
+    ];
+    assert_eq!(ask(headers(&upgrade), false), bypass);
+    for path in ["/v1/completions", "/v1/embeddings"] {
+        let mut tunnel = post(path);
+        tunnel.extend(headers(&[("upgrade", "websocket")]));
+        let (what, outcome) = ask(tunnel, false);
+        assert!(matches!(what, OnHeaders::Reply(Reply { status: 400, .. })));
+        assert_eq!(outcome, Some(Outcome::Refused));
+    }
     assert_eq!(ask(headers(&[(":method", "CONNECT")]), false), bypass);
 }
 
