@@ -93,6 +93,7 @@ fn benches(criterion: &mut Criterion) {
                         &workers,
                         draw,
                         &mut scratch,
+                        |_| (),
                     )
                 });
             });

@@ -90,6 +90,7 @@ impl Map {
         &self,
         header: &[u8],
         scratch: &'s mut Scratch,
+        mut done: impl FnMut(Step),
     ) -> Result<&'s [f32], Reason> {
         let signature = Encoded::parse(header).map_err(|_| Reason::MalformedSignature)?;
         if signature.geometry() != self.geometry {
@@ -106,13 +107,25 @@ impl Map {
             similarities,
             ..
         } = scratch;
+        done(Step::Decode);
         self.folded.to_each(counts, similarities);
+        done(Step::Compare);
         Ok(similarities)
     }
 }
 
+/// What takes the time of a decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Header bytes to counts of the selected layers.
+    Decode,
+    /// Counts to similarities.
+    Compare,
+}
+
 /// Chooses the decode worker for a request. `map` is the model's bound blob, `header` the value of the
 /// signature header; either may be missing. `workers` must not be empty.
+/// `done` is told of each step, for those who take the time.
 pub fn route(
     rule: &Rule,
     map: Option<&Map>,
@@ -120,6 +133,7 @@ pub fn route(
     workers: &[Worker],
     draw: Draw,
     scratch: &mut Scratch,
+    done: impl FnMut(Step),
 ) -> Decision {
     let none = Regions::NONE;
     let regions = map.map_or(&none, |map| &map.regions);
@@ -127,7 +141,7 @@ pub fn route(
         _ if !rule.policy.looks() => Evidence::Missing(Reason::Blind),
         (None, _) => Evidence::Missing(Reason::NoBlob),
         (Some(_), None) => Evidence::Missing(Reason::NoSignature),
-        (Some(map), Some(header)) => match map.similarities(header, scratch) {
+        (Some(map), Some(header)) => match map.similarities(header, scratch, done) {
             Ok(similarities) => Evidence::Similarities(similarities),
             Err(reason) => Evidence::Missing(reason),
         },

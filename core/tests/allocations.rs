@@ -61,7 +61,15 @@ fn a_thread_that_has_routed_once_routes_without_allocating() {
                     entropy: 7,
                 };
                 let header = Some(header.as_bytes());
-                let decision = route(&rule, Some(&map), header, &workers, draw, &mut scratch);
+                let decision = route(
+                    &rule,
+                    Some(&map),
+                    header,
+                    &workers,
+                    draw,
+                    &mut scratch,
+                    |_| (),
+                );
                 reasons.push(decision.reason.name());
             }
         }

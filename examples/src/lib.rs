@@ -3,6 +3,7 @@
 pub mod demo;
 pub mod envoy;
 pub mod gateway;
+pub mod instant;
 pub mod load;
 pub mod mock;
 pub mod records;

@@ -74,7 +74,15 @@ fn simulate(settings: &Settings, workload: &Workload, policy: Policy) -> Outcome
                     entropy: 0,
                 };
                 let header = Some(header.as_bytes());
-                let decision = route(&rule, Some(&map), header, &workers, draw, &mut scratch);
+                let decision = route(
+                    &rule,
+                    Some(&map),
+                    header,
+                    &workers,
+                    draw,
+                    &mut scratch,
+                    |_| (),
+                );
                 let reason = if policy.looks() {
                     Reason::InBand
                 } else {

@@ -12,6 +12,7 @@ mod decision;
 mod fetch;
 mod metrics;
 mod root;
+mod stages;
 mod stream;
 mod vm;
 

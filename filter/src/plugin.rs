@@ -3,7 +3,7 @@
 use eldr_core::blob::Blob;
 use eldr_core::decide::{Decision, Draw, Rule, Worker, WorkerIndex};
 use eldr_core::prefix_hash::{Ring, VNODES};
-use eldr_core::route::{Map, Scratch, route};
+use eldr_core::route::{Map, Scratch, Step, route};
 use eldr_core::signature::header_from_eldr_sig;
 
 use crate::body;
@@ -148,10 +148,19 @@ impl Plugin {
         workers: &[Worker],
         draw: Draw,
         scratch: &mut Scratch,
+        done: impl FnMut(Step),
     ) -> Decision {
         let settings = model.and_then(|model| self.config.models.get(model.0));
         let rule = settings.map_or_else(Rule::default, |settings| settings.rule);
-        route(&rule, self.map(model), signature, workers, draw, scratch)
+        route(
+            &rule,
+            self.map(model),
+            signature,
+            workers,
+            draw,
+            scratch,
+            done,
+        )
     }
 
     /// Name of a decode cluster.
@@ -277,6 +286,7 @@ pub(crate) mod tests {
             &plugin.workers(loads, |_| true),
             draw,
             &mut Scratch::default(),
+            |_| (),
         );
         (
             plugin.decode_cluster(decision.target).to_owned(),
@@ -349,7 +359,8 @@ pub(crate) mod tests {
                 entropy: 0,
             };
             let model = plugin.model(None);
-            let decision = plugin.decide(model, None, &workers, draw, &mut Scratch::default());
+            let decision =
+                plugin.decide(model, None, &workers, draw, &mut Scratch::default(), |_| ());
             (plugin.decode_cluster(decision.target), decision.reason)
         };
         assert_eq!(choose(5, 2, true), ("heavy", Reason::Blind));

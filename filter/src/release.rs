@@ -1,7 +1,7 @@
 //! KV blocks that no decode worker will fetch: their client is gone, or the decode leg never reached a worker.
 //!
 //! Prefill workers pin the blocks until their lease ends unless somebody releases them, and how that is done is the
-//! engine's affair: see [`Form`]. Params are released at most once, and never when a decode leg reached a worker.
+//! engine's affair: see [`Form`]. Params are released at most once, and never when a decode worker has begun to answer.
 
 use serde::Deserialize;
 
@@ -37,6 +37,16 @@ pub struct Release {
     pub body: String,
 }
 
+impl Form {
+    /// Whether blocks may be released of which it is not known that no worker has them: a worker that went without an
+    /// answer, perhaps before it had read the request. The fork's release is a note with the request's id, which is
+    /// nothing to an engine that has freed the blocks; a decode request would fetch what may be another request's by
+    /// then.
+    pub fn may_repeat(self) -> bool {
+        self == Self::Eldr
+    }
+}
+
 impl Release {
     /// Releases the blocks that `params` stand for, of the request with this prefill leg.
     pub fn new(form: Form, leg: Leg, params: &str) -> Option<Self> {
@@ -66,7 +76,7 @@ const NOT_SENT: u64 = 0x2 | 0x20 | 0x80 | 0x100 | 0x100_0000;
 const SENT: u64 = 0x10 | 0x40;
 
 /// Whether a decode leg reached a worker, by Envoy's attribute `response.flags` (bits of `CoreResponseFlag`) and
-/// whether there is an `upstream.address`. In doubt it did: blocks that are released twice may be another request's.
+/// whether there is an `upstream.address`. In doubt it did.
 pub fn reached_worker(flags: u64, has_upstream: bool) -> bool {
     flags & SENT != 0 || (has_upstream && flags & NOT_SENT == 0)
 }

@@ -11,6 +11,7 @@
 //!   └──► Bypassed
 //! ```
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use eldr_core::Outcome;
@@ -91,13 +92,13 @@ pub enum OnBody {
 
 /// What to do once the prefill leg has ended.
 #[derive(Debug, PartialEq, Eq)]
-pub enum OnPrefill {
+pub enum OnPrefill<'a> {
     /// Answer.
     Reply(Reply),
     /// Choose a decode cluster by the signature, and put the head in place of the body's first bytes.
     Route {
         /// Value of the signature header.
-        signature: Option<Vec<u8>>,
+        signature: Option<Cow<'a, [u8]>>,
         /// Hand-over for the decode worker.
         head: Option<Head>,
     },
@@ -275,7 +276,7 @@ impl Request {
     }
 
     /// Takes the prefill answer.
-    pub fn on_prefill(&mut self, answer: &Answer, plugin: &Plugin) -> OnPrefill {
+    pub fn on_prefill<'a>(&mut self, answer: &'a Answer, plugin: &Plugin) -> OnPrefill<'a> {
         let on_failure = plugin.config().on_prefill_failure;
         let next = self.judge(answer, plugin);
         if self.handed_over.is_none() {
@@ -285,19 +286,19 @@ impl Request {
     }
 
     /// What to do, or the status and the words for a failure.
-    fn judge(
+    fn judge<'a>(
         &mut self,
-        answer: &Answer,
+        answer: &'a Answer,
         plugin: &Plugin,
-    ) -> Result<OnPrefill, (u32, &'static str)> {
+    ) -> Result<OnPrefill<'a>, (u32, &'static str)> {
         match answer.status() {
             Some(200..=299) => {
                 let hand_over = nixl::hand_over(&answer.body)
                     .map_err(|_| (502, "gave an answer that is not JSON"))?;
-                let header = headers::get(&answer.headers, headers::SIGNATURE).map(<[u8]>::to_vec);
+                let header = headers::get(&answer.headers, headers::SIGNATURE).map(Cow::Borrowed);
                 let eldr_sig = hand_over.as_ref().and_then(|all| all.eldr_sig.as_deref());
-                let signature =
-                    header.or_else(|| plugin.header_from_eldr_sig(self.model, eldr_sig?));
+                let from_eldr_sig = || plugin.header_from_eldr_sig(self.model, eldr_sig?);
+                let signature = header.or_else(|| from_eldr_sig().map(Cow::Owned));
                 let head = hand_over.as_ref().map(|all| self.head(&all.params));
                 if plugin.config().release != Form::None {
                     self.handed_over = hand_over.map(|all| all.params);
@@ -337,14 +338,14 @@ impl Request {
         self.handed_over.is_some()
     }
 
-    /// The decode leg is with a worker: its blocks are the worker's affair.
-    pub fn on_decode_reached(&mut self) {
+    /// A worker has begun to answer the decode leg, so it has the blocks.
+    pub fn on_decode_served(&mut self) {
         self.handed_over = None;
         self.leg = Leg::default();
     }
 
     /// The request has ended. Blocks that decode was to fetch are to be released unless
-    /// [it was reached](Self::on_decode_reached).
+    /// [it was served](Self::on_decode_served).
     pub fn take_release(&mut self, form: Form) -> Option<Release> {
         let params = self.handed_over.take()?;
         Release::new(form, std::mem::take(&mut self.leg), &params)
@@ -431,7 +432,12 @@ impl Request {
         Reply::error(status, "invalid_request_error", message)
     }
 
-    fn prefill_failed(&mut self, then: OnPrefillFailure, status: u32, how: &str) -> OnPrefill {
+    fn prefill_failed(
+        &mut self,
+        then: OnPrefillFailure,
+        status: u32,
+        how: &str,
+    ) -> OnPrefill<'static> {
         self.outcome = Some(Outcome::PrefillFailed);
         match then {
             OnPrefillFailure::DecodeOnly => OnPrefill::Route {

@@ -89,7 +89,9 @@ fn similarities_and_decisions_equal_the_published_artifact() {
             let expected = floats(&case["similarities"]);
             for encoding in [Encoding::U16, Encoding::Varint] {
                 let header = header.encode(encoding);
-                let found = map.similarities(header.as_bytes(), &mut scratch).unwrap();
+                let found = map
+                    .similarities(header.as_bytes(), &mut scratch, |_| ())
+                    .unwrap();
                 for (found, expected) in found.iter().zip(&expected) {
                     assert!(
                         (found - expected).abs() <= 2e-6,
@@ -116,6 +118,7 @@ fn similarities_and_decisions_equal_the_published_artifact() {
                         &workers,
                         DRAW,
                         &mut scratch,
+                        |_| (),
                     );
                     assert_eq!(decision.target.0 as u64, case[index].as_u64().unwrap());
                 }
@@ -148,6 +151,7 @@ fn what_is_missing_or_broken_becomes_a_reason() {
             &workers,
             DRAW,
             &mut scratch,
+            |_| (),
         )
         .reason
     };

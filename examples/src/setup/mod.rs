@@ -13,7 +13,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 pub use envoy::{ENVOY_VERSIONS, EnvoyVersion, envoy_binary};
-pub use wasm::{clippy, trapping_wasm_module, wasm_module};
+pub use wasm::{clippy, timed_wasm_module, trapping_wasm_module, wasm_module};
 
 /// Why a set-up step failed, and what the reader can do about it.
 #[derive(Debug, thiserror::Error)]

@@ -22,6 +22,12 @@ pub fn trapping_wasm_module() -> Result<PathBuf, SetupError> {
     build(&dir, &["--features", "trap-for-tests"])
 }
 
+/// Builds a filter that times each stage of a request, in a directory of its own.
+pub fn timed_wasm_module() -> Result<PathBuf, SetupError> {
+    let dir = toolchain::target_dir().with_file_name("wasm-timed");
+    build(&dir, &["--features", "time-stages"])
+}
+
 fn build(target_dir: &Path, features: &[&str]) -> Result<PathBuf, SetupError> {
     let toolchain = toolchain::find()?;
     let mut cargo = toolchain::cargo(toolchain, "rustc", target_dir);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use proxy_wasm::hostcalls;
 
+use super::stages;
 use super::stream;
 use super::vm::{self, SharedPlugin, Waiting};
 use super::{EnvoyShared, now_ms};
@@ -101,8 +102,10 @@ fn send_prefill(root: u32, stream: u32, waiting: Waiting) {
         });
         let left = deadline.saturating_sub(now_ms()).max(1);
         let (headers, body) = (for_prefill(&leg.headers), leg.body.as_bytes());
+        stages::end("choose_prefill");
         dispatch(cluster, headers, body, left).map(|token| (token, cluster.to_owned()))
     };
+    stages::end("dispatch_prefill");
     match sent {
         Some((token, cluster)) => start(
             token,

@@ -3,9 +3,11 @@
 use std::fmt::Write as _;
 
 use eldr_core::decide::{Decision, Draw, Worker};
+use eldr_core::route::Step;
 use proxy_wasm::hostcalls;
 use proxy_wasm::types::LogLevel;
 
+use super::stages;
 use super::vm::{self, Vm};
 use super::{EnvoyShared, log, now_ms, now_ns};
 use crate::health::{Sent, Verdict};
@@ -26,13 +28,22 @@ pub(super) fn choose(
         let now = now_ms();
         vm.loads.refresh(&EnvoyShared, now, timing);
         vm.health.refresh(&EnvoyShared, now, timing.refresh_ms);
+        stages::end("refresh");
+        // What reading the clock adds to each stage.
+        stages::end("clock");
         let started = now_ns();
         let decide = |vm: &mut Vm| {
             let workers = plugin.workers(
                 |cluster| vm.loads.in_flight(cluster),
                 |cluster| vm.health.is_available(cluster, now, cool_down),
             );
-            let decision = plugin.decide(model, signature, &workers, draw, &mut vm.scratch);
+            stages::end("workers");
+            let done = |step| match step {
+                Step::Decode => stages::end("decode"),
+                Step::Compare => stages::end("compare"),
+            };
+            let decision = plugin.decide(model, signature, &workers, draw, &mut vm.scratch, done);
+            stages::end("decide");
             (decision, workers)
         };
         let (mut decision, mut workers) = decide(vm);
@@ -50,7 +61,9 @@ pub(super) fn choose(
         }
         let cluster = plugin.decode_cluster(decision.target);
         vm.loads.start(&EnvoyShared, cluster, now, timing);
+        stages::end("in_flight");
         count(vm, &decision, cluster);
+        stages::end("metrics");
         if is_sampled(draw, config.log_decisions_per_mille) {
             log(LogLevel::Info, &line(plugin, &decision, &workers));
         }

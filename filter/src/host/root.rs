@@ -10,6 +10,7 @@ use proxy_wasm::types::{BufferType, ContextType, LogLevel, MapType};
 
 use super::calls;
 use super::fetch::Fetches;
+use super::stages;
 use super::stream::{self, Stream};
 use super::vm::{self, SharedPlugin};
 use super::{EnvoyShared, headers, log, now_ms};
@@ -50,22 +51,18 @@ impl Context for Root {
         {
             return;
         }
-        let answer = Answer {
-            // Without headers the maps may not even be asked for.
-            headers: if num_headers == 0 {
-                vec![]
-            } else {
-                headers(MapType::HttpCallResponseHeaders)
-            },
-            body: hostcalls::get_buffer(
-                BufferType::HttpCallResponseBody,
-                0,
-                body_size.min(MAX_ANSWER_BYTES),
-            )
-            .ok()
-            .flatten()
-            .unwrap_or_default(),
+        stages::begin();
+        // Without headers the maps may not even be asked for.
+        let headers = match num_headers {
+            0 => vec![],
+            _ => headers(MapType::HttpCallResponseHeaders),
         };
+        stages::end("answer_headers");
+        let body_size = body_size.min(MAX_ANSWER_BYTES);
+        let body = hostcalls::get_buffer(BufferType::HttpCallResponseBody, 0, body_size);
+        let body = body.ok().flatten().unwrap_or_default();
+        stages::end("answer_body");
+        let answer = Answer { headers, body };
         calls::on_answer(token, &answer);
         if self.ending && calls::is_idle(self.id) {
             self.ending = false;
@@ -135,6 +132,7 @@ impl RootContext for Root {
     }
 
     fn on_queue_ready(&mut self, queue: u32) {
+        stages::begin();
         // The bytes only wake; the errands say what to do.
         while let Ok(Some(_)) = hostcalls::dequeue_shared_queue(queue) {}
         calls::run_errands(self.id);

@@ -9,6 +9,7 @@ use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::{Action, BufferType, LogLevel, MapType, Status};
 
 use super::calls::Errand;
+use super::stages;
 use super::vm::{self, SharedPlugin, SharedRequest, Starving, Waiting};
 use super::{EnvoyShared, decision, headers, log, now_ms, remove_header, set_header};
 use crate::headers::{self as names, is_private, is_steering};
@@ -44,10 +45,13 @@ impl Stream {
 
     /// The whole body is there.
     fn on_body_complete(&mut self, plugin: &SharedPlugin, size: usize) -> Action {
+        stages::begin();
         let body = hostcalls::get_buffer(BufferType::HttpRequestBody, 0, size);
         let body = body.ok().flatten().unwrap_or_default();
+        stages::end("request_body");
         let waiting = self.waiting(plugin);
         let next = self.request.borrow_mut().on_body(&plugin.borrow(), &body);
+        stages::end("prefill_body");
         match next {
             OnBody::Reply(answer) => {
                 reply(&waiting, &answer);
@@ -67,6 +71,7 @@ impl Stream {
                     vm.waiting.insert(self.id, waiting.clone());
                     vm.wake_root(Errand::Prefill(self.id), timing)
                 });
+                stages::end("wake_root");
                 if !woken {
                     let answer = self
                         .request
@@ -139,7 +144,7 @@ impl Stream {
         let mut request = self.request.borrow_mut();
         let config = &plugin.borrow();
         let (form, timing) = (config.config().release, config.config().timing);
-        if !request.is_handed_over() || reached_a_worker() {
+        if !request.is_handed_over() || !form.may_repeat() && reached_a_worker() {
             return;
         }
         if let Some(release) = request.take_release(form) {
@@ -163,6 +168,7 @@ impl HttpContext for Stream {
         let Some(plugin) = self.plugin.clone() else {
             return Action::Continue;
         };
+        stages::begin();
         let mut all = headers(MapType::HttpRequestHeaders);
         #[cfg(feature = "trap-for-tests")]
         if names::get(&all, "x-eldr-trap-for-tests").is_some() {
@@ -178,6 +184,7 @@ impl HttpContext for Stream {
         self.content_length = names::get(&all, "content-length")
             .and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
         let next = self.request.borrow_mut().on_headers(all, end_of_stream);
+        stages::end("request_headers");
         match next {
             OnHeaders::Bypass => Action::Continue,
             OnHeaders::ReadBody => {
@@ -225,16 +232,21 @@ impl HttpContext for Stream {
     }
 
     fn on_http_response_headers(&mut self, _: usize, _: bool) -> Action {
-        for (name, _) in headers(MapType::HttpResponseHeaders) {
-            if is_private(&name) {
-                remove_header(MapType::HttpResponseHeaders, &name);
-            }
+        stages::begin();
+        let all = headers(MapType::HttpResponseHeaders);
+        for (name, _) in all.iter().filter(|(name, _)| is_private(name)) {
+            remove_header(MapType::HttpResponseHeaders, name);
         }
-        self.judge(decision::verdict);
+        // Only a worker says so; asking Envoy what happened costs more than all the rest here.
+        let succeeds = names::get(&all, ":status").is_some_and(|status| status.starts_with(b"2"));
+        self.judge(|| match succeeds {
+            true => Verdict::Answered,
+            false => decision::verdict(),
+        });
         let mut request = self.request.borrow_mut();
         request.on_response();
-        if reached_a_worker() {
-            request.on_decode_reached();
+        if succeeds {
+            request.on_decode_served();
         }
         for (name, value) in request.take_not_text() {
             let _ = hostcalls::add_map_value_bytes(MapType::HttpResponseHeaders, &name, &value);
@@ -247,11 +259,14 @@ impl HttpContext for Stream {
             let decision = request.decision().as_bytes();
             let _ = set_header(MapType::HttpResponseHeaders, names::DECISION, decision);
         }
+        stages::end("response_headers");
         Action::Continue
     }
 
     fn on_log(&mut self) {
+        stages::begin();
         self.end();
+        stages::end("end");
     }
 }
 
@@ -301,6 +316,7 @@ pub(super) fn on_prefill(waiting: &Waiting, answer: &Answer) {
         .request
         .borrow_mut()
         .on_prefill(answer, &waiting.plugin.borrow());
+    stages::end("read_answer");
     let routed = match next {
         OnPrefill::Reply(answer) => Err(answer),
         OnPrefill::Route { signature, head } => {
@@ -314,6 +330,7 @@ pub(super) fn on_prefill(waiting: &Waiting, answer: &Answer) {
     match routed {
         Ok(()) => {
             let _ = hostcalls::resume_http_request();
+            stages::end("resume");
         }
         Err(answer) => reply(waiting, &answer),
     }
@@ -329,6 +346,7 @@ fn route(waiting: &Waiting, signature: Option<&[u8]>, head: Option<&Head>) -> Re
     *waiting.counted.borrow_mut() = Some(cluster.to_owned());
     request.routed(&decision, cluster);
     set_property("eldr_decision", request.decision());
+    stages::end("note");
     edit(cluster, waiting.content_length, head)
         .map_err(|status| request.internal(&format!("the request could not be edited: {status:?}")))
 }
@@ -345,12 +363,15 @@ fn edit(cluster: &str, content_length: Option<usize>, head: Option<&Head>) -> Re
             )?;
         }
     }
+    stages::end("set_body");
     // Clears the route cache, so that Envoy's `cluster_header` route sees it.
     set_header(
         MapType::HttpRequestHeaders,
         names::DECODE_CLUSTER,
         cluster.as_bytes(),
-    )
+    )?;
+    stages::end("set_header");
+    Ok(())
 }
 
 fn reply(waiting: &Waiting, answer: &Reply) {

@@ -226,7 +226,7 @@ fn the_decode_body_is_the_clients_with_a_new_head() {
         else {
             panic!("not routed")
         };
-        assert_eq!(signature.unwrap(), b":AAA=:;l=1;e=1");
+        assert_eq!(*signature.unwrap(), *b":AAA=:;l=1;e=1");
         assert_eq!(
             format!("{}{}", head.bytes, &body[head.replaces..]),
             expected
@@ -243,7 +243,7 @@ fn without_kv_params_decode_prefills_by_itself_but_the_signature_still_counts() 
         r#"{"kv_transfer_params":null}"#,
     );
     let routed = OnPrefill::Route {
-        signature: Some(b"s".to_vec()),
+        signature: Some(b"s".into()),
         head: None,
     };
     assert_eq!(request.on_prefill(&finished, &plugin_that("error")), routed);
@@ -355,15 +355,15 @@ const RELEASE: &str =
 
 #[test]
 fn the_artifacts_signature_routes_and_is_not_handed_over() {
-    let mut request = prefilling(r#"{"model":"moe"}"#);
+    let (mut request, answer) = (prefilling(r#"{"model":"moe"}"#), pinning());
     let OnPrefill::Route {
         signature: Some(signature),
         head: Some(head),
-    } = request.on_prefill(&pinning(), &plugin())
+    } = request.on_prefill(&answer, &plugin())
     else {
         panic!("not routed")
     };
-    assert_eq!(signature, b":AAAJAAAAAAA=:;l=1;e=4");
+    assert_eq!(*signature, *b":AAAJAAAAAAA=:;l=1;e=4");
     assert_eq!(head.bytes, r#"{"kv_transfer_params":{"a":1.50},"#);
 
     let mut both = pinning();
@@ -373,7 +373,7 @@ fn the_artifacts_signature_routes_and_is_not_handed_over() {
     let OnPrefill::Route { signature, .. } = request.on_prefill(&both, &plugin()) else {
         panic!("not routed")
     };
-    assert_eq!(signature.unwrap(), b"s", "the header wins");
+    assert_eq!(*signature.unwrap(), *b"s", "the header wins");
 }
 
 #[test]
@@ -395,7 +395,7 @@ fn blocks_that_no_worker_got_are_released_once() {
 fn blocks_that_a_worker_got_are_its_own_affair_and_the_leg_is_forgotten() {
     let mut request = prefilling(r#"{"prompt":"p"}"#);
     request.on_prefill(&pinning(), &plugin());
-    request.on_decode_reached();
+    request.on_decode_served();
     assert_eq!(request.take_release(Form::Decode), None);
     assert!(request.leg().body.is_empty() && request.leg().headers.is_empty());
 }

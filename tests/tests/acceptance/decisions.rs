@@ -142,7 +142,15 @@ async fn equal_native_ones_under_loads_made_by_held_streams() {
             sequence: 0,
             entropy: rng.next_u64(),
         };
-        let expected = route(&rule, Some(&map), header, &loads, draw, &mut scratch);
+        let expected = route(
+            &rule,
+            Some(&map),
+            header,
+            &loads,
+            draw,
+            &mut scratch,
+            |_| (),
+        );
         let target = expected.target.0;
 
         gateway

@@ -271,6 +271,27 @@ async fn never_what_a_worker_has_got() {
 }
 
 #[tokio::test]
+async fn what_a_worker_may_never_have_read_is_released_in_the_way_of_the_official_fork() {
+    let mut gateway = gateway("eldr").await;
+    assert_eq!(gateway.post("/v1/completions", BODY).await.status, 200);
+    expect_counts(&gateway, 0, 0, 0).await;
+    gateway.decode[0].by_hand();
+    let mut connection = gateway.connect().await;
+    let mut held = tokio::select! {
+        _ = connection.send(post("/v1/completions", BODY)) => panic!("nobody answered"),
+        held = gateway.decode[0].next() => held,
+    };
+    gateway.decode[0].answers(Answer::status(200));
+    drop(connection);
+    held.abandoned().await;
+    expect_counts(&gateway, 1, 0, 0).await;
+    let released = received(&gateway)
+        .into_iter()
+        .filter(|request| request.path == "/v1/kv_transfer/release");
+    assert_eq!(released.count(), 1);
+}
+
+#[tokio::test]
 async fn nothing_to_release_without_blocks() {
     let gateway = gateway("decode").await;
     gateway.prefill.answers(Answer::prefill("null", None));

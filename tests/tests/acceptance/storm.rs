@@ -186,10 +186,9 @@ async fn thousands_of_clients_leave_at_any_moment_and_every_count_returns_to_zer
 }
 
 #[tokio::test]
-async fn an_engine_holds_no_blocks_after_a_storm_and_its_leases_strand_next_to_none() {
+async fn an_engine_holds_no_blocks_after_a_storm_and_no_lease_had_to_end() {
     let config = MockConfig {
         decode_workers: 2,
-        kv_lease: eldr_tests::PATIENCE / 3,
         ..MockConfig::default()
     };
     let catalog = Catalog::new(Geometry::new(1, 8).unwrap(), 2).unwrap();
@@ -206,7 +205,7 @@ async fn an_engine_holds_no_blocks_after_a_storm_and_its_leases_strand_next_to_n
         }))
     })
     .await;
-    let visits = visits(gateway.address).await;
+    visits(gateway.address).await;
     gateway.expect_in_flight(0).await;
     let held = async || {
         engine
@@ -221,11 +220,9 @@ async fn an_engine_holds_no_blocks_after_a_storm_and_its_leases_strand_next_to_n
         reports.iter().map(|worker| of(&worker.kv)).sum()
     };
     assert!(sum(|kv| kv.releases) > 0, "no client left during prefill");
-    // A decode leg that its client breaks off while it is on the wire: the worker may not have read it, and blocks
-    // that it may have are not released a second time. Those few are left to the lease.
-    let stranded = sum(|kv| kv.stranded_requests);
-    assert!(stranded * 100 <= visits, "{stranded} of {visits} stranded");
-    assert_eq!(sum(|kv| kv.repeated_releases + kv.unknown_releases), 0);
+    assert_eq!(sum(|kv| kv.stranded_requests), 0);
+    // A worker whose client left before its answer may have had the blocks. That one is told again does no harm.
+    assert_eq!(sum(|kv| kv.unknown_releases), 0);
     let stats = gateway.filter_stats().await;
     assert_eq!(stats.get("eldr.release_dropped").copied().unwrap_or(0), 0);
     gateway.assert_no_trap();
