@@ -1,0 +1,22 @@
+//! Any bytes as a signature header: read as the `sfv` crate reads them, and row by row as at once.
+
+use super::oracle;
+use eldr_core::signature::{Encoded, Scratch, Signature};
+
+/// Panics where a promise is broken.
+pub fn check(header: &[u8]) {
+    let found = Signature::decode(header).ok();
+    assert_eq!(found, oracle::decode(header));
+    let Some(signature) = found else {
+        return;
+    };
+    let encoded = Encoded::parse(header).expect("it was read before");
+    let (mut scratch, mut counts) = (Scratch::default(), Vec::<u16>::new());
+    let rows = signature.counts().chunks(signature.geometry().experts);
+    for (&layer, row) in signature.layers().iter().zip(rows).take(20) {
+        encoded
+            .rows(&[layer], &mut scratch, &mut counts)
+            .expect("the row is there");
+        assert_eq!(counts, row);
+    }
+}
