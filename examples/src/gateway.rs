@@ -216,15 +216,15 @@ fn stats_config() -> Value {
             },
             {
                 "match": {"suffix": "eldr.similarity_permille"},
-                "buckets": [100, 200, 300, 400, 500, 600, 700, 800, 900, 950, 1000],
+                "buckets": [100, 200, 300, 400, 500, 600, 700, 800, 900, 950, 1100],
             },
             {
                 "match": {"suffix": "eldr.top_similarity_permille"},
-                "buckets": [100, 200, 300, 400, 500, 600, 700, 800, 900, 950, 1000],
+                "buckets": [100, 200, 300, 400, 500, 600, 700, 800, 900, 950, 1100],
             },
             {
                 "match": {"suffix": "eldr.band"},
-                "buckets": [1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128],
+                "buckets": [1.5, 2.5, 3.5, 4.5, 6.5, 8.5, 12.5, 16.5, 32.5, 64.5, 128.5],
             },
             {
                 "match": {"suffix": "eldr.prefill_ms"},

@@ -115,8 +115,8 @@ async fn prometheus_has_outcome_reason_and_worker_as_labels_and_the_histograms()
         r#"eldr_worker_ejections{eldr_worker="decode-1"} 1"#,
         "eldr_decision_ns_count{} 3",
         "eldr_prefill_ms_count{} 3",
-        r#"eldr_band_bucket{le="1"} 3"#,
-        r#"eldr_top_similarity_permille_bucket{le="1000"} 3"#,
+        r#"eldr_band_bucket{le="1.5"} 3"#,
+        r#"eldr_top_similarity_permille_bucket{le="1100"} 3"#,
         r#"eldr_similarity_permille_bucket{le="100"} 1"#,
     ] {
         eventually(expected, scrape, |stats| stats.contains(expected)).await;

@@ -24,16 +24,14 @@ async fn per_thread(gateway: &Gateway) -> [u64; 2] {
     })
 }
 
-/// A new connection and the thread that serves it. All others must be at rest.
-async fn connect(gateway: &Gateway) -> (usize, Connection) {
-    let before = per_thread(gateway).await;
-    let connection = gateway.connect().await;
-    let sum = before.iter().sum::<u64>() + 1;
+/// A new connection beside the `open` ones, and the thread that serves it.
+async fn connect(gateway: &Gateway, open: usize) -> (usize, Connection) {
     let now = async || per_thread(gateway).await;
-    let now = eventually("the connection is open", now, |now| {
-        now.iter().sum::<u64>() == sum
-    });
-    (usize::from(now.await[1] > before[1]), connection)
+    let are = |count: usize| move |now: &[u64; 2]| now.iter().sum::<u64>() == count as u64;
+    let before = eventually("those that closed are counted out", now, are(open)).await;
+    let connection = gateway.connect().await;
+    let after = eventually("the connection is open", now, are(open + 1)).await;
+    (usize::from(after[1] > before[1]), connection)
 }
 
 async fn hold(gateway: &mut Gateway, connection: &mut Connection) -> (Incoming, Stream) {
@@ -57,7 +55,9 @@ async fn one_that_traps_is_reloaded_and_the_other_thread_goes_on() {
     // Two held streams on each thread, and a free connection.
     let (mut held, mut free) = ([vec![], vec![]], [vec![], vec![]]);
     while held.iter().any(|held| held.len() < 2) || free.iter().any(Vec::is_empty) {
-        let (thread, mut connection) = connect(&gateway).await;
+        let open =
+            held.iter().map(Vec::len).sum::<usize>() + free.iter().map(Vec::len).sum::<usize>();
+        let (thread, mut connection) = connect(&gateway, open).await;
         if held[thread].len() < 2 {
             let stream = hold(&mut gateway, &mut connection).await;
             held[thread].push((connection, stream));
@@ -99,10 +99,11 @@ async fn one_that_traps_is_reloaded_and_the_other_thread_goes_on() {
     );
     gateway.expect_in_flight(0).await;
 
+    let open = free.iter().map(Vec::len).sum();
     // Both threads serve: the one that went on, and the one whose VM is reloaded.
     for thread in [0, 1] {
         let answer = async || {
-            let (on, mut connection) = connect(&gateway).await;
+            let (on, mut connection) = connect(&gateway, open).await;
             let reply = connection.call(post("/v1/completions", BODY)).await;
             (on, reply.text())
         };
