@@ -15,6 +15,8 @@ pub enum Outcome {
     PrefillRejected,
     /// The prefill leg failed: timeout, reset, 5xx or an answer that is not one.
     PrefillFailed,
+    /// Relay mode: the request was the prefill leg, which a prefill worker answered.
+    Prefilled,
     /// The client went away before the decode leg began.
     ClientGone,
     /// The gateway broke one of its own promises.
@@ -30,6 +32,7 @@ impl Outcome {
             Self::Refused => "refused",
             Self::PrefillRejected => "prefill_rejected",
             Self::PrefillFailed => "prefill_failed",
+            Self::Prefilled => "prefilled",
             Self::ClientGone => "client_gone",
             Self::Internal => "internal",
         }
@@ -42,6 +45,7 @@ impl Outcome {
             Self::Refused,
             Self::PrefillRejected,
             Self::PrefillFailed,
+            Self::Prefilled,
             Self::ClientGone,
             Self::Internal,
         ];

@@ -33,6 +33,8 @@ pub struct Map {
     pub revision: u64,
     /// Band width that the blob proposes.
     pub tau: f32,
+    /// Tells maps of the same revision and other numbers apart.
+    pub fingerprint: u64,
     geometry: Geometry,
     /// Selected layers.
     layers: Vec<u16>,
@@ -70,6 +72,7 @@ impl Map {
         Ok(Self {
             revision: blob.revision,
             tau: blob.tau,
+            fingerprint: fingerprint(&blob),
             geometry: blob.transform.geometry(),
             layers: blob.transform.layers().to_vec(),
             folded: Folded::new(&blob.transform, &blob.centroids),
@@ -114,6 +117,17 @@ impl Map {
     }
 }
 
+/// FNV-1a of all that similarities depend on, word by word.
+fn fingerprint(blob: &Blob) -> u64 {
+    let transform = &blob.transform;
+    let numbers = transform.weights().iter().chain(&blob.centroids);
+    let words = transform.layers().iter().map(|&layer| u32::from(layer));
+    let words = words.chain(numbers.map(|number| number.to_bits()));
+    words.fold(0xcbf2_9ce4_8422_2325, |hash, word| {
+        (hash ^ u64::from(word)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
 /// What takes the time of a decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
@@ -147,6 +161,22 @@ pub fn route(
         },
     };
     decide(rule, evidence, regions, workers, draw)
+}
+
+/// As [`route`], by what [`Map::similarities`] gave earlier of the same revision of `map`.
+pub fn route_by(
+    rule: &Rule,
+    map: &Map,
+    found: Result<&[f32], Reason>,
+    workers: &[Worker],
+    draw: Draw,
+) -> Decision {
+    let evidence = match found {
+        _ if !rule.policy.looks() => Evidence::Missing(Reason::Blind),
+        Ok(similarities) => Evidence::Similarities(similarities),
+        Err(reason) => Evidence::Missing(reason),
+    };
+    decide(rule, evidence, &map.regions, workers, draw)
 }
 
 #[cfg(test)]

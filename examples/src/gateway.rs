@@ -1,7 +1,7 @@
 //! Envoy's configuration for prefill/decode routing, rendered from the few things that differ.
 //!
 //! It is JSON, which Envoy reads as it reads YAML. The reference configuration for people,
-//! `envoy/envoy.yaml`, says the same and gives the reason for each setting; a test holds the two together.
+//! `envoy/envoy.yaml` (`envoy/relay.yaml` in relay mode), says the same and gives the reason for each setting; a test holds the two together.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -98,6 +98,13 @@ impl Gateway {
                 {"name": "all", "domains": ["*"], "routes": routes()},
             ]},
         });
+        if self.filter["mode"] == "relay" {
+            // Both legs keep the id that their coordinator gave them.
+            manager["request_id_extension"] = json!({"typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.request_id.uuid.v3.UuidRequestIdConfig",
+                "pack_trace_reason": false,
+            }});
+        }
         if let Some(path) = &self.access_log {
             manager["access_log"] = json!([access_log(path)]);
         }
@@ -324,12 +331,18 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_configuration_says_the_same() {
+    fn the_reference_configurations_say_the_same() {
+        assert_says_the_same("envoy/envoy.yaml", json!({}));
+        assert_says_the_same("envoy/relay.yaml", json!({"mode": "relay"}));
+    }
+
+    fn assert_says_the_same(file: &str, filter: Value) {
         let squeeze = |text: &str| text.replace([' ', '"', '\''], "");
-        let path = crate::setup::workspace_root().join("envoy/envoy.yaml");
+        let path = crate::setup::workspace_root().join(file);
         let reference = squeeze(&std::fs::read_to_string(path).unwrap());
         let gateway = Gateway {
             access_log: None,
+            filter,
             ..gateway()
         };
         let config: Value = serde_json::from_str(&gateway.bootstrap()).unwrap();
@@ -346,6 +359,6 @@ mod tests {
             .filter(|setting| !ours.contains(&setting.as_str()))
             .filter(|setting| !reference.contains(&squeeze(setting)))
             .collect();
-        assert!(missing.is_empty(), "not in envoy/envoy.yaml: {missing:?}");
+        assert!(missing.is_empty(), "not in {file}: {missing:?}");
     }
 }

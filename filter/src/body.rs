@@ -72,6 +72,11 @@ impl<'a> Object<'a> {
         Ok(Self { text, members, end })
     }
 
+    /// All of it, as it came.
+    pub fn text(&self) -> &'a str {
+        self.text
+    }
+
     /// Raw text of the last member with this key, which is the one that most parsers take.
     pub fn get(&self, key: &str) -> Option<&'a str> {
         self.members

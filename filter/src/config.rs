@@ -44,6 +44,10 @@ struct Raw {
     release: Form,
     #[serde(default)]
     mode: Mode,
+    #[serde(default = "default_relay_ttl_ms")]
+    relay_ttl_ms: u64,
+    #[serde(default)]
+    relay_body_signature: bool,
     #[serde(default)]
     protocol: Protocol,
     #[serde(default = "default_load_lease_ms")]
@@ -119,6 +123,10 @@ fn default_prefill_timeout_ms() -> u64 {
     30_000
 }
 
+fn default_relay_ttl_ms() -> u64 {
+    60_000
+}
+
 fn default_load_lease_ms() -> u64 {
     2_000
 }
@@ -158,6 +166,8 @@ pub enum Mode {
     /// The filter.
     #[default]
     Orchestrate,
+    /// A coordinator, whose two requests both pass here. Nobody else may reach the listener: he is trusted.
+    Relay,
 }
 
 /// How prefill hands over to decode.
@@ -198,6 +208,10 @@ pub struct Config {
     pub release: Form,
     /// Who runs the prefill leg.
     pub mode: Mode,
+    /// Relay mode: what a prefill answer said is forgotten after this long, milliseconds.
+    pub relay_ttl_ms: u64,
+    /// Relay mode: whether prefill answers without a signature header are held until their body is read.
+    pub relay_body_signature: bool,
     /// How it hands over.
     pub protocol: Protocol,
     /// Load sharing between threads.
@@ -297,6 +311,11 @@ impl Config {
         check.range("load_refresh_ms", raw.load_refresh_ms, 0, 1_000);
         check.range("eject_ms", raw.eject_ms, 0, 600_000);
         check.range("eject_max_ms", raw.eject_max_ms, raw.eject_ms, 3_600_000);
+        check.range("relay_ttl_ms", raw.relay_ttl_ms, 1_000, 3_600_000);
+        if raw.relay_body_signature && raw.mode != Mode::Relay {
+            let allowed = "false, or \"mode\": \"relay\"";
+            check.mistake("relay_body_signature", "true", allowed);
+        }
         let sampled = raw.log_decisions_per_mille;
         check.range("log_decisions_per_mille", sampled, 0, 1_000);
         if raw.models.is_empty() {
@@ -335,6 +354,8 @@ impl Config {
             on_prefill_failure: raw.on_prefill_failure,
             release: raw.release,
             mode: raw.mode,
+            relay_ttl_ms: raw.relay_ttl_ms,
+            relay_body_signature: raw.relay_body_signature,
             protocol: raw.protocol,
             timing: Timing {
                 lease_ms: raw.load_lease_ms,

@@ -11,6 +11,7 @@ mod calls;
 mod decision;
 mod fetch;
 mod metrics;
+mod relay;
 mod root;
 mod stages;
 mod stream;

@@ -6,6 +6,7 @@
 //! | [`config`] | plugin configuration: raw → valid, all mistakes at once |
 //! | [`worker`] | a decode cluster with its weight |
 //! | [`headers`] | what clients may not send and never see; what goes along to prefill |
+//! | [`api`] | which of an engine's APIs a request speaks |
 //! | [`body`] | edits of a JSON object that leave every other byte as it was |
 //! | [`nixl`] | the two legs of vLLM's NixlConnector |
 //! | [`prefill`] | where a prefill leg goes, and whether it is sent once more |
@@ -15,6 +16,7 @@
 //! | [`health`] | decode workers that do not answer are left out for a while |
 //! | [`blobs`] | centroid blobs in shared data |
 //! | [`poll`] | who fetches blobs, when, and what an answer means |
+//! | [`ring`] | relay mode: what prefill answers said, until the decode request comes |
 //! | [`plugin`] | a configuration with its blobs: chooses clusters |
 //! | [`metrics`] | names of what is counted |
 //! | `host` | the only module that knows `proxy_wasm` |
@@ -31,6 +33,7 @@
     )
 )]
 
+pub mod api;
 pub mod blobs;
 pub mod body;
 pub mod config;
@@ -46,5 +49,6 @@ pub mod poll;
 pub mod prefill;
 pub mod release;
 pub mod request;
+pub mod ring;
 pub mod shared;
 pub mod worker;

@@ -49,6 +49,14 @@ pub const RELEASE_SENT: &str = "eldr.release_sent";
 pub const RELEASE_FAILED: &str = "eldr.release_failed";
 /// Counter: releases that were not sent because too many were under way.
 pub const RELEASE_DROPPED: &str = "eldr.release_dropped";
+/// Counter: relay mode, decode requests for which a prefill answer's similarities were found.
+pub const RELAY_FOUND: &str = "eldr.relay_found";
+/// Counter: relay mode, decode requests that fetch blocks, for which nothing was kept.
+pub const RELAY_MISSING: &str = "eldr.relay_missing";
+/// Counter: relay mode, legs whose id another request used at the same time.
+pub const RELAY_DUPLICATE: &str = "eldr.relay_duplicate";
+/// Counter: relay mode, decode requests for which the similarities found were of another revision of the blob.
+pub const RELAY_OUTDATED: &str = "eldr.relay_outdated";
 /// Counter: blobs that came and could not be used.
 pub const BLOB_REFUSED: &str = "eldr.blob_refused";
 /// Counter: blobs that could not be fetched from their server.

@@ -12,7 +12,7 @@ pub const KV_PARAMS: &str = "kv_transfer_params";
 
 /// The member of the params in which the official artifact carries a signature. It describes the prompt: decode does
 /// not get it.
-const ELDR_SIG: &str = "eldr_sig";
+pub(crate) const ELDR_SIG: &str = "eldr_sig";
 
 const DO_REMOTE_DECODE: &str = "{\"do_remote_decode\":true,\"do_remote_prefill\":false,\
      \"remote_engine_id\":null,\"remote_block_ids\":null,\"remote_host\":null,\"remote_port\":null}";

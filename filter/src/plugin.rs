@@ -1,5 +1,7 @@
 //! A configuration with the blobs in use: chooses prefill and decode clusters.
 
+mod kept;
+
 use eldr_core::blob::Blob;
 use eldr_core::decide::{Decision, Draw, Rule, Worker, WorkerIndex};
 use eldr_core::prefix_hash::{Ring, VNODES};

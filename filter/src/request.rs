@@ -6,10 +6,13 @@
 //!   │          │               └──────────► Answered
 //!   │          ├──► Answered (refused)
 //!   │          ├──► Bypassed (JSON for another path, looked through)
-//!   │          └──► Routed   (several prompts in one body)
+//!   │          ├──► Routed   (several prompts in one body)
+//!   │          └──► Relayed, Routed (relay mode: see `relay.rs`)
 //!   ├──► Answered (an encoded body)
 //!   └──► Bypassed
 //! ```
+
+mod relay;
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -17,16 +20,16 @@ use std::fmt::Write as _;
 use eldr_core::Outcome;
 use eldr_core::decide::Decision;
 
+use crate::api;
 use crate::body::{self, Object};
-use crate::config::{Config, OnPrefillFailure, PrefillPolicy};
+use crate::config::{Config, Mode, OnPrefillFailure, PrefillPolicy};
 use crate::headers::{self, Header};
 use crate::nixl;
 use crate::plugin::{ModelIndex, Plugin};
 use crate::prefill::{self, Leg};
 use crate::release::{Form, Release};
 
-/// Paths of requests that are routed.
-const PATHS: [&[u8]; 2] = [b"/v1/completions", b"/v1/chat/completions"];
+pub use relay::{MAX_ANSWER_BYTES, Relayed, is_readable};
 
 const NO_KV_PARAMS: &str =
     "kv_transfer_params is set by the gateway and may not be sent by clients";
@@ -37,6 +40,7 @@ enum State {
     Bypassed,
     ReadingBody,
     Prefilling,
+    Relayed,
     Routed,
     Answered,
 }
@@ -88,6 +92,8 @@ pub enum OnBody {
     Route,
     /// Send the prefill leg, which is kept in the request.
     Prefill,
+    /// Relay mode: send the coordinator's leg on.
+    Relay(Relayed),
 }
 
 /// What to do once the prefill leg has ended.
@@ -149,6 +155,8 @@ pub struct Request {
     /// Raw params of a hand-over that decode has, unless it turns out that no worker got it.
     handed_over: Option<String>,
     model: Option<ModelIndex>,
+    /// Signature header of a coordinator's request.
+    carried: Option<Vec<u8>>,
     /// Body up to and with the opening brace.
     opening: String,
     is_empty_object: bool,
@@ -166,6 +174,7 @@ impl Default for Request {
             leg: Leg::default(),
             handed_over: None,
             model: None,
+            carried: None,
             opening: String::new(),
             is_empty_object: false,
             decision: String::new(),
@@ -178,7 +187,7 @@ impl Request {
     /// Takes the request headers, already without those that steer.
     pub fn on_headers(&mut self, headers: Vec<Header>, end_of_stream: bool) -> OnHeaders {
         let is_post = headers::get(&headers, ":method") == Some(b"POST");
-        self.generates = is_generation(headers::get(&headers, ":path").unwrap_or_default());
+        self.generates = api::is_generation(headers::get(&headers, ":path").unwrap_or_default());
         // Engines take transfer params on more paths than we route, and read as JSON what does not say otherwise.
         let may_be_json = headers::get(&headers, "content-type").is_none_or(|kind| {
             kind.to_ascii_lowercase()
@@ -220,6 +229,11 @@ impl Request {
     pub fn on_body(&mut self, plugin: &Plugin, bytes: &[u8]) -> OnBody {
         if !self.generates {
             // Where other engine paths take transfer params, they may be further inside.
+            // A coordinator may send them.
+            if plugin.config().mode == Mode::Relay {
+                self.state = State::Bypassed;
+                return OnBody::Bypass;
+            }
             return match body::has_key_anywhere(bytes, nixl::KV_PARAMS) {
                 Ok(false) => {
                     self.state = State::Bypassed;
@@ -235,12 +249,15 @@ impl Request {
             Ok(object) => object,
             Err(error) => return OnBody::Reply(self.refuse(400, &not_json(&error))),
         };
+        let model = object.get("model").and_then(body::string);
+        self.model = plugin.model(model.as_deref());
+        if plugin.config().mode == Mode::Relay {
+            return self.on_relayed_body(plugin, &object);
+        }
         if object.has(nixl::KV_PARAMS) {
             return OnBody::Reply(self.refuse(400, NO_KV_PARAMS));
         }
-        let model = object.get("model").and_then(body::string);
-        self.model = plugin.model(model.as_deref());
-        if is_batch(&object) {
+        if api::is_batch(&object) {
             return OnBody::Route;
         }
         let brace = bytes
@@ -417,7 +434,7 @@ impl Request {
         match self.state {
             State::New => None,
             State::Bypassed => Some(Outcome::Bypassed),
-            State::ReadingBody | State::Prefilling => Some(Outcome::ClientGone),
+            State::ReadingBody | State::Prefilling | State::Relayed => Some(Outcome::ClientGone),
             State::Routed | State::Answered => self.outcome,
         }
     }
@@ -464,33 +481,6 @@ impl Request {
 
 fn not_json(error: &dyn std::error::Error) -> String {
     format!("the body cannot be read: {error}")
-}
-
-/// Whether an engine would take the path for one of ours: without its query and after percent-decoding.
-fn is_generation(path: &[u8]) -> bool {
-    let path = path.split(|&byte| byte == b'?').next().unwrap_or_default();
-    let mut decoded = Vec::with_capacity(path.len());
-    let mut rest = path;
-    while let Some((&byte, tail)) = rest.split_first() {
-        let hex = |at: usize| Some(char::from(*tail.get(at)?).to_digit(16)? as u8);
-        match (byte, hex(0), hex(1)) {
-            (b'%', Some(high), Some(low)) => {
-                decoded.push(high << 4 | low);
-                rest = tail.get(2..).unwrap_or_default();
-            }
-            _ => {
-                decoded.push(byte);
-                rest = tail;
-            }
-        }
-    }
-    PATHS.contains(&decoded.as_slice())
-}
-
-/// Several prompts in one request: an array of strings or of token arrays.
-fn is_batch(object: &Object<'_>) -> bool {
-    let first = object.get("prompt").and_then(|raw| raw.strip_prefix('['));
-    first.is_some_and(|rest| rest.trim_start().starts_with(['"', '[']))
 }
 
 #[cfg(test)]

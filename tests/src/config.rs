@@ -62,7 +62,7 @@ impl Listener<'_> {
             .iter()
             .map(|&(k, v)| (k.to_owned(), Value::from(v)))
             .collect();
-        json!({
+        let mut listener = json!({
             "name": self.name,
             "address": { "socket_address": { "address": "127.0.0.1", "port_value": 0 } },
             "per_connection_buffer_limit_bytes": self.buffer_limit,
@@ -102,7 +102,17 @@ impl Listener<'_> {
                     ]
                 }
             }] }]
-        })
+        });
+        if self.filter["mode"] == "relay" {
+            // Both legs keep the id that their coordinator gave them.
+            let manager = &mut listener["filter_chains"][0]["filters"][0]["typed_config"];
+            manager["preserve_external_request_id"] = json!(true);
+            manager["request_id_extension"] = json!({ "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.request_id.uuid.v3.UuidRequestIdConfig",
+                "pack_trace_reason": false
+            } });
+        }
+        listener
     }
 }
 

@@ -134,6 +134,26 @@ fn cool_downs_and_log_fields_have_defaults_and_ranges() {
 }
 
 #[test]
+fn relay_mode_has_defaults_and_ranges_and_settings_of_its_own() {
+    let mut value = minimal();
+    assert_eq!(parse(&value).unwrap().mode, Mode::Orchestrate);
+    value["relay_body_signature"] = json!(true);
+    let text = parse(&value).unwrap_err().to_string();
+    let expected = "relay_body_signature: found true, allowed: false, or \"mode\": \"relay\"";
+    assert!(text.contains(expected), "{text}");
+    value["mode"] = json!("relay");
+    let config = parse(&value).unwrap();
+    assert_eq!((config.mode, config.relay_ttl_ms), (Mode::Relay, 60_000));
+    assert!(config.relay_body_signature);
+    for ttl_ms in [999, 3_600_001] {
+        value["relay_ttl_ms"] = json!(ttl_ms);
+        let text = parse(&value).unwrap_err().to_string();
+        let expected = format!("relay_ttl_ms: found {ttl_ms}, allowed: 1000 to 3600000");
+        assert!(text.contains(&expected), "{text}");
+    }
+}
+
+#[test]
 fn a_blob_may_come_over_http() {
     let mut config = minimal();
     config["models"][0]["blob"] = json!({"http": {"cluster": "eldr-serve", "path": "/v1/blob"}});

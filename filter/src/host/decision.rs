@@ -13,12 +13,63 @@ use super::{EnvoyShared, log, now_ms, now_ns};
 use crate::health::{Sent, Verdict};
 use crate::metrics;
 use crate::plugin::{ModelIndex, Plugin};
+use crate::ring::Kept;
+
+/// What there is to decide by.
+#[derive(Clone, Copy)]
+pub(super) enum Clue<'a> {
+    /// A signature header, if there is one.
+    Header(Option<&'a [u8]>),
+    /// What was kept of an earlier answer.
+    Kept(&'a Kept),
+}
+
+impl Clue<'_> {
+    fn decide(
+        self,
+        plugin: &Plugin,
+        model: Option<ModelIndex>,
+        workers: &[Worker],
+        draw: Draw,
+        vm: &mut Vm,
+    ) -> Decision {
+        let kept = match self {
+            Self::Kept(kept) => plugin.decide_by(model, kept, workers, draw),
+            Self::Header(_) => None,
+        };
+        let header = match self {
+            Self::Header(header) => header,
+            Self::Kept(_) => None,
+        };
+        let done = |step| match step {
+            Step::Decode => stages::end("decode"),
+            Step::Compare => stages::end("compare"),
+        };
+        kept.unwrap_or_else(|| plugin.decide(model, header, workers, draw, &mut vm.scratch, done))
+    }
+}
+
+/// Chooses a cluster as [`choose`] would now, and leaves no trace.
+pub(super) fn suggest(plugin: &Plugin, model: Option<ModelIndex>, clue: Clue<'_>) -> Decision {
+    let config = plugin.config();
+    vm::with(|vm| {
+        let (draw, now) = (vm.preview(), now_ms());
+        vm.loads.refresh(&EnvoyShared, now, config.timing);
+        vm.health
+            .refresh(&EnvoyShared, now, config.timing.refresh_ms);
+        let workers = plugin.workers(
+            |cluster| vm.loads.in_flight(cluster),
+            |cluster| vm.health.is_available(cluster, now, config.cool_down),
+        );
+        clue.decide(plugin, model, &workers, draw, vm)
+    })
+}
 
 /// Chooses a cluster and counts the request there.
 pub(super) fn choose(
     plugin: &Plugin,
     model: Option<ModelIndex>,
-    signature: Option<&[u8]>,
+    clue: Clue<'_>,
 ) -> (Decision, Option<Sent>) {
     let config = plugin.config();
     let (timing, cool_down) = (config.timing, config.cool_down);
@@ -38,11 +89,7 @@ pub(super) fn choose(
                 |cluster| vm.health.is_available(cluster, now, cool_down),
             );
             stages::end("workers");
-            let done = |step| match step {
-                Step::Decode => stages::end("decode"),
-                Step::Compare => stages::end("compare"),
-            };
-            let decision = plugin.decide(model, signature, &workers, draw, &mut vm.scratch, done);
+            let decision = clue.decide(plugin, model, &workers, draw, vm);
             stages::end("decide");
             (decision, workers)
         };

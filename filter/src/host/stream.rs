@@ -9,14 +9,17 @@ use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::{Action, BufferType, LogLevel, MapType, Status};
 
 use super::calls::Errand;
+use super::decision::Clue;
+use super::relay::{self, PrefillLeg};
 use super::stages;
 use super::vm::{self, SharedPlugin, SharedRequest, Starving, Waiting};
 use super::{EnvoyShared, decision, headers, log, now_ms, remove_header, set_header};
+use crate::config::Mode;
 use crate::headers::{self as names, is_private, is_steering};
 use crate::health::{Sent, Verdict};
 use crate::metrics;
 use crate::release::reached_worker;
-use crate::request::{Answer, Head, OnBody, OnHeaders, OnPrefill, Reply};
+use crate::request::{Answer, Head, OnBody, OnHeaders, OnPrefill, Relayed, Reply};
 
 pub(super) struct Stream {
     id: u32,
@@ -27,6 +30,8 @@ pub(super) struct Stream {
     /// Until there is a verdict on that cluster.
     sent: Rc<RefCell<Option<Sent>>>,
     content_length: Option<usize>,
+    /// Relay mode: this request is a prefill leg.
+    relayed: Option<PrefillLeg>,
     ended: bool,
 }
 
@@ -39,6 +44,7 @@ impl Stream {
             counted: Rc::default(),
             sent: Rc::default(),
             content_length: None,
+            relayed: None,
             ended: false,
         }
     }
@@ -58,13 +64,13 @@ impl Stream {
                 Action::Pause
             }
             OnBody::Bypass => Action::Continue,
-            OnBody::Route => match route(&waiting, None, None) {
-                Ok(()) => Action::Continue,
-                Err(answer) => {
-                    reply(&waiting, &answer);
-                    Action::Pause
-                }
-            },
+            OnBody::Route => go_on(&waiting, route(&waiting, Clue::Header(None), None)),
+            OnBody::Relay(Relayed::Prefill) => {
+                let sent = PrefillLeg::send(self.id, &waiting);
+                let sent = sent.map(|leg| self.relayed = Some(leg));
+                go_on(&waiting, sent)
+            }
+            OnBody::Relay(decode) => go_on(&waiting, relay::send_decode(&waiting, decode)),
             OnBody::Prefill => {
                 let timing = plugin.borrow().config().timing;
                 let woken = vm::with(|vm| {
@@ -118,6 +124,9 @@ impl Stream {
             return;
         }
         self.judge(|| Verdict::Unknown);
+        if let Some(leg) = self.relayed.take() {
+            leg.end();
+        }
         let Some(plugin) = &self.plugin else { return };
         let timing = plugin.borrow().config().timing;
         let outcome = self.request.borrow().outcome();
@@ -170,6 +179,10 @@ impl HttpContext for Stream {
         };
         stages::begin();
         let mut all = headers(MapType::HttpRequestHeaders);
+        if plugin.borrow().config().mode == Mode::Relay {
+            let signature = names::get(&all, names::SIGNATURE).map(<[u8]>::to_vec);
+            self.request.borrow_mut().carries(signature);
+        }
         #[cfg(feature = "trap-for-tests")]
         if names::get(&all, "x-eldr-trap-for-tests").is_some() {
             core::arch::wasm32::unreachable();
@@ -231,7 +244,10 @@ impl HttpContext for Stream {
         }
     }
 
-    fn on_http_response_headers(&mut self, _: usize, _: bool) -> Action {
+    fn on_http_response_headers(&mut self, _: usize, end_of_stream: bool) -> Action {
+        if let Some(leg) = &mut self.relayed {
+            return leg.on_answer_headers(end_of_stream);
+        }
         stages::begin();
         let all = headers(MapType::HttpResponseHeaders);
         for (name, _) in all.iter().filter(|(name, _)| is_private(name)) {
@@ -260,6 +276,20 @@ impl HttpContext for Stream {
             let _ = set_header(MapType::HttpResponseHeaders, names::DECISION, decision);
         }
         stages::end("response_headers");
+        Action::Continue
+    }
+
+    fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
+        match &mut self.relayed {
+            Some(leg) => leg.on_answer_body(size, end_of_stream),
+            None => Action::Continue,
+        }
+    }
+
+    fn on_http_response_trailers(&mut self, _: usize) -> Action {
+        if let Some(leg) = &mut self.relayed {
+            leg.on_answer_body(usize::MAX, true);
+        }
         Action::Continue
     }
 
@@ -324,7 +354,7 @@ pub(super) fn on_prefill(waiting: &Waiting, answer: &Answer) {
             if waiting.plugin.borrow().config().log_signatures {
                 log_signature(signature);
             }
-            route(waiting, signature, head.as_ref())
+            route(waiting, Clue::Header(signature), head.as_ref())
         }
     };
     match routed {
@@ -337,10 +367,10 @@ pub(super) fn on_prefill(waiting: &Waiting, answer: &Answer) {
 }
 
 /// Chooses the decode cluster, counts the request there and edits it, all while its headers are held.
-fn route(waiting: &Waiting, signature: Option<&[u8]>, head: Option<&Head>) -> Result<(), Reply> {
+pub(super) fn route(waiting: &Waiting, clue: Clue<'_>, head: Option<&Head>) -> Result<(), Reply> {
     let plugin = waiting.plugin.borrow();
     let mut request = waiting.request.borrow_mut();
-    let (decision, sent) = decision::choose(&plugin, request.model(), signature);
+    let (decision, sent) = decision::choose(&plugin, request.model(), clue);
     *waiting.sent.borrow_mut() = sent;
     let cluster = plugin.decode_cluster(decision.target);
     *waiting.counted.borrow_mut() = Some(cluster.to_owned());
@@ -351,7 +381,22 @@ fn route(waiting: &Waiting, signature: Option<&[u8]>, head: Option<&Head>) -> Re
         .map_err(|status| request.internal(&format!("the request could not be edited: {status:?}")))
 }
 
-fn edit(cluster: &str, content_length: Option<usize>, head: Option<&Head>) -> Result<(), Status> {
+/// What the host does with a request whose headers are held: it goes on, or it is answered.
+fn go_on(waiting: &Waiting, sent: Result<(), Reply>) -> Action {
+    match sent {
+        Ok(()) => Action::Continue,
+        Err(answer) => {
+            reply(waiting, &answer);
+            Action::Pause
+        }
+    }
+}
+
+pub(super) fn edit(
+    cluster: &str,
+    content_length: Option<usize>,
+    head: Option<&Head>,
+) -> Result<(), Status> {
     if let Some(Head { replaces, bytes }) = head {
         hostcalls::set_buffer(BufferType::HttpRequestBody, 0, *replaces, bytes.as_bytes())?;
         if let Some(length) = content_length {
@@ -386,7 +431,7 @@ fn reply(waiting: &Waiting, answer: &Reply) {
 }
 
 /// Filter state that makes the access log a trace.
-fn log_signature(signature: Option<&[u8]>) {
+pub(super) fn log_signature(signature: Option<&[u8]>) {
     let Some(signature) = signature.and_then(|value| std::str::from_utf8(value).ok()) else {
         return;
     };

@@ -76,20 +76,30 @@ pub(super) fn with<T>(act: impl FnOnce(&mut Vm) -> T) -> T {
 }
 
 impl Vm {
-    /// Randomness of one decision: splitmix64, seeded by the clock.
+    /// Randomness of one decision.
     pub(super) fn draw(&mut self) -> Draw {
+        self.sequence += 1;
+        self.preview()
+    }
+
+    /// Randomness of a decision that leads to nothing: a round robin does not move on.
+    pub(super) fn preview(&mut self) -> Draw {
+        Draw {
+            sequence: self.sequence,
+            entropy: self.entropy(),
+        }
+    }
+
+    /// 64 random bits: splitmix64, seeded by the clock.
+    pub(super) fn entropy(&mut self) -> u64 {
         if self.entropy == 0 {
             self.entropy = now_ns() | 1;
         }
-        self.sequence += 1;
         self.entropy = self.entropy.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.entropy;
         bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        Draw {
-            sequence: self.sequence,
-            entropy: bits ^ bits >> 31,
-        }
+        bits ^ bits >> 31
     }
 
     /// Claims this VM's slot and returns its number.

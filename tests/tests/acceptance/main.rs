@@ -16,6 +16,7 @@ mod matrix;
 mod observability;
 mod prefill;
 mod reference;
+mod relay;
 mod release;
 mod robustness;
 mod storm;

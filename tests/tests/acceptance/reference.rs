@@ -29,6 +29,11 @@ pub(crate) struct Reference {
 
 /// Starts it; `edit` may change more of it, on top of addresses, module and blob.
 pub(crate) async fn start(edit: impl Fn(&str) -> String) -> Reference {
+    start_from(REFERENCE, edit).await
+}
+
+/// As [`start`], from this configuration.
+pub(crate) async fn start_from(config: &str, edit: impl Fn(&str) -> String) -> Reference {
     let signature = blob::signature_of(1, 2);
     let prefill = Upstream::start(Answer::prefill(KV_TRANSFER_PARAMS, Some(&signature))).await;
     let decode = [
@@ -39,7 +44,7 @@ pub(crate) async fn start(edit: impl Fn(&str) -> String) -> Reference {
     let centroids = blob::inline(&blob::one_expert_per_region(&regions));
 
     let module = wasm_module().to_str().expect("a path in UTF-8");
-    let mut config = replace(REFERENCE, "/etc/envoy/eldr_filter.wasm", module);
+    let mut config = replace(config, "/etc/envoy/eldr_filter.wasm", module);
     config = replace(
         &config,
         "address: 0.0.0.0, port_value: 10000",
