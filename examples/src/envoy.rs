@@ -175,6 +175,11 @@ impl Envoy {
         self.admin
     }
 
+    /// The process's id; `None` once it has ended.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
     /// The process's directory; the configuration, the log and whatever a test puts there live in it.
     pub fn dir(&self) -> &Path {
         self.dir.path()

@@ -6,7 +6,9 @@ use std::io;
 use std::net::SocketAddr;
 
 use bytes::Bytes;
+use eldr_core::blob::{Blob, Fit};
 use eldr_core::signature::{Encoding, Geometry, Signature, SignatureError};
+use eldr_core::transform::Transform;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
@@ -15,6 +17,8 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
+
+use crate::gateway::decode_cluster;
 
 const PREFILLED: &str = r#"{"id":"cmpl-1","object":"text_completion","created":1,"model":"instant","choices":[{"index":0,"text":" a","finish_reason":"length"}],"usage":{"prompt_tokens":512,"completion_tokens":1,"total_tokens":513},"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2,4]],"remote_engine_id":"e1","remote_request_id":"r1","remote_host":"10.0.0.42","remote_port":5600,"tp_size":1}}"#;
 const DECODED: &str = r#"{"id":"cmpl-1","object":"text_completion","created":1,"model":"instant","choices":[{"index":0,"text":" a","finish_reason":"length"}],"usage":{"prompt_tokens":512,"completion_tokens":1,"total_tokens":513}}"#;
@@ -94,4 +98,41 @@ pub fn signature(geometry: Geometry, layers: Vec<u16>) -> Result<String, Signatu
     let counts = (0..layers.len() * geometry.experts).map(count).collect();
     let signature = Signature::sparse(geometry, layers, counts, Some(512));
     signature.map(|signature| signature.encode(Encoding::U16))
+}
+
+/// Centroids that tell such signatures apart: region r, served by decode cluster r, prefers every 16th expert.
+///
+/// # Errors
+/// The layers are not of the geometry.
+pub fn blob(geometry: Geometry, layers: Vec<u16>, regions: usize) -> anyhow::Result<Blob> {
+    let dimension = layers.len() * geometry.experts;
+    let weights = (0..dimension).map(|i| 0.1 + (i % 7) as f32).collect();
+    let mut centroids = Vec::with_capacity(regions * dimension);
+    for region in 0..regions {
+        let value = |i: usize| {
+            let own = i % 16 == region % 16;
+            let noise = (i * (region + 3) % 11) as f32 / 50.0;
+            f32::from(u8::from(own)) + noise
+        };
+        let row: Vec<f32> = (0..dimension).map(value).collect();
+        let norm = row.iter().map(|x| x * x).sum::<f32>().sqrt();
+        centroids.extend(row.iter().map(|x| x / norm));
+    }
+    Ok(Blob {
+        revision: 1,
+        model: "instant".into(),
+        transform: Transform::new(geometry, layers, weights)?,
+        centroids,
+        tau: 0.1,
+        regions: (0..regions)
+            .map(|region| vec![decode_cluster(region)])
+            .collect(),
+        fit: Fit {
+            requests: 1_000,
+            rho: None,
+            seed: 1,
+            shares: vec![1.0 / regions as f64; regions],
+            quantiles: vec![vec![0.5; 7]; regions],
+        },
+    })
 }

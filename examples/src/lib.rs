@@ -1,5 +1,6 @@
 //! Mock engine (prefill and decode workers), load generator, set-up of Envoy and the wasm target, demo.
 
+pub mod bench;
 pub mod demo;
 pub mod envoy;
 pub mod gateway;

@@ -12,9 +12,7 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets};
-use eldr_core::blob::{Blob, Fit};
 use eldr_core::signature::Geometry;
-use eldr_core::transform::Transform;
 use eldr_examples::envoy::Envoy;
 use eldr_examples::gateway::{Gateway, LISTENER, decode_cluster};
 use eldr_examples::instant::{self, Instant};
@@ -152,7 +150,7 @@ async fn measure(
 ) -> anyhow::Result<Stages> {
     let geometry = Geometry::new(GEOMETRY.0, GEOMETRY.1)?;
     let every = |step| (0..geometry.layers as u16).step_by(step).collect();
-    let blob = blob(geometry, every(case.selects), case.regions)?;
+    let blob = instant::blob(geometry, every(case.selects), case.regions)?;
     let signature = instant::signature(geometry, every(case.sends))?;
     let engine = Instant::start(Some(&signature)).await?;
     let names: Vec<_> = (0..case.regions).map(decode_cluster).collect();
@@ -217,40 +215,6 @@ async fn stages(envoy: &Envoy, requests: u64) -> anyhow::Result<Stages> {
         "{routed} of {requests} requests were routed by their signature"
     );
     Ok(stages)
-}
-
-/// Region r prefers every 16th expert from r on.
-fn blob(geometry: Geometry, layers: Vec<u16>, regions: usize) -> anyhow::Result<Blob> {
-    let dimension = layers.len() * geometry.experts;
-    let weights = (0..dimension).map(|i| 0.1 + (i % 7) as f32).collect();
-    let mut centroids = Vec::with_capacity(regions * dimension);
-    for region in 0..regions {
-        let value = |i: usize| {
-            let own = i % 16 == region % 16;
-            let noise = (i * (region + 3) % 11) as f32 / 50.0;
-            f32::from(u8::from(own)) + noise
-        };
-        let row: Vec<f32> = (0..dimension).map(value).collect();
-        let norm = row.iter().map(|x| x * x).sum::<f32>().sqrt();
-        centroids.extend(row.iter().map(|x| x / norm));
-    }
-    Ok(Blob {
-        revision: 1,
-        model: "hot-path".into(),
-        transform: Transform::new(geometry, layers, weights)?,
-        centroids,
-        tau: 0.1,
-        regions: (0..regions)
-            .map(|region| vec![decode_cluster(region)])
-            .collect(),
-        fit: Fit {
-            requests: 1_000,
-            rho: None,
-            seed: 1,
-            shares: vec![1.0 / regions as f64; regions],
-            quantiles: vec![vec![0.5; 7]; regions],
-        },
-    })
 }
 
 fn table(columns: &[(&str, Stages)]) -> Table {

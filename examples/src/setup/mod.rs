@@ -5,6 +5,7 @@
 
 mod command;
 mod envoy;
+mod python;
 mod toolchain;
 mod wasm;
 
@@ -13,6 +14,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 pub use envoy::{ENVOY_VERSIONS, EnvoyVersion, envoy_binary};
+pub use python::python_tool;
 pub use wasm::{clippy, timed_wasm_module, trapping_wasm_module, wasm_module};
 
 /// Why a set-up step failed, and what the reader can do about it.
