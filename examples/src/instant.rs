@@ -90,14 +90,18 @@ async fn answer(
 ///
 /// # Errors
 /// The layers are not of the geometry.
-pub fn signature(geometry: Geometry, layers: Vec<u16>) -> Result<String, SignatureError> {
+pub fn signature(
+    geometry: Geometry,
+    layers: Vec<u16>,
+    encoding: Encoding,
+) -> Result<String, SignatureError> {
     let count = |i: usize| match i % 16 {
         3 => 200,
         _ => (i * 31 % 17) as u16,
     };
     let counts = (0..layers.len() * geometry.experts).map(count).collect();
     let signature = Signature::sparse(geometry, layers, counts, Some(512));
-    signature.map(|signature| signature.encode(Encoding::U16))
+    signature.map(|signature| signature.encode(encoding))
 }
 
 /// Centroids that tell such signatures apart: region r, served by decode cluster r, prefers every 16th expert.

@@ -23,14 +23,14 @@ pub struct Timing {
 }
 
 /// What a slot holds.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Slot {
+#[derive(Debug, Serialize, Deserialize)]
+struct Slot<Counts> {
     /// Wall clock, milliseconds.
     heartbeat_ms: u64,
-    in_flight: BTreeMap<String, u32>,
+    in_flight: Counts,
 }
 
-impl Slot {
+impl Slot<BTreeMap<String, u32>> {
     fn read(bytes: &[u8]) -> Option<Self> {
         serde_json::from_slice(bytes).ok()
     }
@@ -155,7 +155,7 @@ impl Loads {
         };
         let slot = Slot {
             heartbeat_ms: now_ms,
-            in_flight: self.own.clone(),
+            in_flight: &self.own,
         };
         let key = key(claim.index);
         let bytes = serde_json::to_vec(&slot).unwrap_or_default();

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use eldr_core::signature::Geometry;
+use eldr_core::signature::{Encoding, Geometry};
 use serde_json::{Value, json};
 
 use super::load::Client;
@@ -32,6 +32,8 @@ pub enum Kind {
     Noop,
     /// Our filter, both legs, signature of all layers.
     Orchestrate48,
+    /// The same as an engine sends it that knows no `varint`.
+    Orchestrate48U16,
     /// The same with the twelve layers that calibration selected.
     Orchestrate12,
     /// Our filter between a coordinator and its workers, twelve layers.
@@ -42,11 +44,12 @@ pub enum Kind {
 
 impl Kind {
     /// In the order of the table.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Envoy,
         Self::Noop,
         Self::Orchestrate12,
         Self::Orchestrate48,
+        Self::Orchestrate48U16,
         Self::Relay12,
         Self::VllmRouter,
     ];
@@ -58,6 +61,7 @@ impl Kind {
             Self::Noop => "Envoy, decode leg only, wasm filter that does nothing".into(),
             Self::Orchestrate12 => "eldr, orchestrate, signature of 12 layers".into(),
             Self::Orchestrate48 => "eldr, orchestrate, signature 48×128".into(),
+            Self::Orchestrate48U16 => "eldr, orchestrate, signature 48×128, enc=u16".into(),
             Self::Relay12 => "eldr, relay, signature of 12 layers (both legs by the client)".into(),
             Self::VllmRouter => format!("vllm-router {}, both legs, no signature", router::VERSION),
         }
@@ -66,8 +70,16 @@ impl Kind {
     /// Layers in the signature.
     fn layers(self) -> Vec<u16> {
         match self {
-            Self::Orchestrate48 => (0..LAYERS).collect(),
+            Self::Orchestrate48 | Self::Orchestrate48U16 => (0..LAYERS).collect(),
             _ => (0..LAYERS).step_by(4).collect(),
+        }
+    }
+
+    /// How the engine writes it.
+    fn encoding(self) -> Encoding {
+        match self {
+            Self::Orchestrate48U16 => Encoding::U16,
+            _ => Encoding::Varint,
         }
     }
 
@@ -134,7 +146,11 @@ impl Contender {
         let geometry = Geometry::new(LAYERS.into(), EXPERTS)?;
         let signature = match kind {
             Kind::Envoy | Kind::Noop | Kind::VllmRouter => None,
-            _ => Some(instant::signature(geometry, kind.layers())?),
+            _ => Some(instant::signature(
+                geometry,
+                kind.layers(),
+                kind.encoding(),
+            )?),
         };
         let mut workers = Vec::new();
         for _ in 0..=DECODE {
@@ -148,7 +164,10 @@ impl Contender {
         } else {
             let bootstrap = bootstrap(kind, site, prefill, decode)?;
             let envoy = Envoy::start(&site.envoy, &bootstrap, 1).await?;
-            (envoy.listener(LISTENER).await?, Process::Envoy(Box::new(envoy)))
+            (
+                envoy.listener(LISTENER).await?,
+                Process::Envoy(Box::new(envoy)),
+            )
         };
         Ok(Self {
             kind,

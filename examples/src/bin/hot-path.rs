@@ -12,7 +12,7 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets};
-use eldr_core::signature::Geometry;
+use eldr_core::signature::{Encoding, Geometry};
 use eldr_examples::envoy::Envoy;
 use eldr_examples::gateway::{Gateway, LISTENER, decode_cluster};
 use eldr_examples::instant::{self, Instant};
@@ -78,22 +78,31 @@ struct Case {
     selects: usize,
     /// Every how many are in the signature.
     sends: usize,
+    encoding: Encoding,
     regions: usize,
 }
 
-const CASES: [Case; 5] = [
-    case("48 layers, K=16", 1, 1, 16),
-    case("12 of 48, K=16", 4, 1, 16),
-    case("12 sent, K=16", 4, 4, 16),
-    case("48 layers, K=128", 1, 1, 128),
-    case("12 sent, K=128", 4, 4, 128),
+const CASES: [Case; 6] = [
+    case("48 layers, K=16", 1, 1, Encoding::U16, 16),
+    case("varint", 1, 1, Encoding::Varint, 16),
+    case("12 of 48", 4, 1, Encoding::U16, 16),
+    case("12 sent", 4, 4, Encoding::U16, 16),
+    case("48 layers, K=128", 1, 1, Encoding::U16, 128),
+    case("12 sent, K=128", 4, 4, Encoding::U16, 128),
 ];
 
-const fn case(name: &'static str, selects: usize, sends: usize, regions: usize) -> Case {
+const fn case(
+    name: &'static str,
+    selects: usize,
+    sends: usize,
+    encoding: Encoding,
+    regions: usize,
+) -> Case {
     Case {
         name,
         selects,
         sends,
+        encoding,
         regions,
     }
 }
@@ -151,7 +160,7 @@ async fn measure(
     let geometry = Geometry::new(GEOMETRY.0, GEOMETRY.1)?;
     let every = |step| (0..geometry.layers as u16).step_by(step).collect();
     let blob = instant::blob(geometry, every(case.selects), case.regions)?;
-    let signature = instant::signature(geometry, every(case.sends))?;
+    let signature = instant::signature(geometry, every(case.sends), case.encoding)?;
     let engine = Instant::start(Some(&signature)).await?;
     let names: Vec<_> = (0..case.regions).map(decode_cluster).collect();
     let models = json!([{"model": "*", "blob": {"inline": STANDARD.encode(blob.to_bytes()?)}}]);
