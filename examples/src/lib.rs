@@ -9,3 +9,4 @@ pub mod load;
 pub mod mock;
 pub mod records;
 pub mod setup;
+pub mod soak;

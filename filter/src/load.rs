@@ -84,6 +84,11 @@ impl Loads {
         self.claim.as_ref().map(|claim| claim.index)
     }
 
+    /// The slot that this VM has.
+    pub fn slot(&self) -> Option<usize> {
+        self.claim.as_ref().map(|claim| claim.index)
+    }
+
     /// One more request in flight.
     pub fn start(&mut self, shared: &impl Shared, cluster: &str, now_ms: u64, timing: Timing) {
         *self.own.entry(cluster.to_owned()).or_default() += 1;

@@ -29,6 +29,11 @@ pub fn ejections(cluster: &str) -> String {
     format!("eldr.worker.{cluster}.ejections")
 }
 
+/// Gauge: memory of the VM that has this slot, bytes. It never shrinks.
+pub fn vm_memory(slot: usize) -> String {
+    format!("eldr.vm.{slot}.memory_bytes")
+}
+
 /// Histogram: header bytes → target, nanoseconds.
 pub const DECISION_NS: &str = "eldr.decision_ns";
 /// Histogram: similarity to the chosen region, per mille.

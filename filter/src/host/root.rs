@@ -23,6 +23,9 @@ use crate::request::Answer;
 /// Heartbeat, gauges and blob updates.
 const TICK: Duration = Duration::from_millis(200);
 
+/// A page of WebAssembly's memory.
+const PAGE_BYTES: u64 = 1 << 16;
+
 /// Most bytes of a prefill answer that are read.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 
@@ -124,6 +127,10 @@ impl RootContext for Root {
                     let in_flight = vm.loads.in_flight(cluster);
                     vm.metrics
                         .set(&metrics::in_flight(cluster), u64::from(in_flight));
+                }
+                if let Some(slot) = vm.loads.slot() {
+                    let bytes = core::arch::wasm32::memory_size::<0>() as u64 * PAGE_BYTES;
+                    vm.metrics.set(&metrics::vm_memory(slot), bytes);
                 }
             });
         }
