@@ -213,7 +213,7 @@ fn stats_config() -> Value {
             {"tag_name": "eldr_reason", "regex": r"^wasmcustom\.eldr\.reason(\.([a-z0-9_]+))$"},
             {
                 "tag_name": "eldr_worker",
-                "regex": r"^wasmcustom\.eldr\.worker(\.(.+))\.(?:routed|in_flight|ejections)$",
+                "regex": r"^wasmcustom\.eldr\.worker(\.(.+))\.(?:routed|in_flight|elsewhere|ejections)$",
             },
         ],
         "histogram_bucket_settings": [

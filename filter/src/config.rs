@@ -17,6 +17,7 @@ use crate::health::CoolDown;
 use crate::load::Timing;
 use crate::poll::Source;
 use crate::release::Form;
+use crate::reports::Reporting;
 use crate::worker::{DecodeCluster, Share};
 
 /// A model name that matches any.
@@ -54,6 +55,14 @@ struct Raw {
     load_lease_ms: u64,
     #[serde(default = "default_load_refresh_ms")]
     load_refresh_ms: u64,
+    #[serde(default)]
+    load_report_interval_ms: u64,
+    #[serde(default = "default_load_report_path")]
+    load_report_path: String,
+    #[serde(default = "default_load_report_stale_ms")]
+    load_report_stale_ms: u64,
+    #[serde(default = "default_kv_usage_limit")]
+    kv_usage_limit: f64,
     #[serde(default = "default_eject_ms")]
     eject_ms: u64,
     #[serde(default = "default_eject_max_ms")]
@@ -133,6 +142,18 @@ fn default_load_lease_ms() -> u64 {
 
 fn default_load_refresh_ms() -> u64 {
     1
+}
+
+fn default_load_report_path() -> String {
+    "/metrics".into()
+}
+
+fn default_load_report_stale_ms() -> u64 {
+    5_000
+}
+
+fn default_kv_usage_limit() -> f64 {
+    0.95
 }
 
 /// How the prefill cluster is chosen.
@@ -216,6 +237,10 @@ pub struct Config {
     pub protocol: Protocol,
     /// Load sharing between threads.
     pub timing: Timing,
+    /// Load that decode workers report.
+    pub reporting: Reporting,
+    /// A worker that reports more of its KV cache in use is no candidate while another has room; 0 to 1.
+    pub kv_usage_limit: f64,
     /// Whether clients get `x-eldr-decision`.
     pub debug_headers: bool,
     /// Whether the access log may have signatures, which describe prompts.
@@ -309,6 +334,16 @@ impl Config {
         }
         check.range("load_lease_ms", raw.load_lease_ms, 500, 60_000);
         check.range("load_refresh_ms", raw.load_refresh_ms, 0, 1_000);
+        let reporting = Reporting {
+            interval_ms: raw.load_report_interval_ms,
+            path: raw.load_report_path,
+            stale_ms: raw.load_report_stale_ms,
+        };
+        check.reporting(&reporting);
+        if !(0.0..=1.0).contains(&raw.kv_usage_limit) {
+            let found = raw.kv_usage_limit.to_string();
+            check.mistake("kv_usage_limit", &found, "a number from 0 to 1");
+        }
         check.range("eject_ms", raw.eject_ms, 0, 600_000);
         check.range("eject_max_ms", raw.eject_max_ms, raw.eject_ms, 3_600_000);
         check.range("relay_ttl_ms", raw.relay_ttl_ms, 1_000, 3_600_000);
@@ -361,6 +396,8 @@ impl Config {
                 lease_ms: raw.load_lease_ms,
                 refresh_ms: raw.load_refresh_ms,
             },
+            reporting,
+            kv_usage_limit: raw.kv_usage_limit,
             debug_headers: raw.debug_headers,
             log_signatures: raw.log_signatures,
             log_decisions_per_mille: raw.log_decisions_per_mille,

@@ -13,6 +13,7 @@
 //! | [`release`] | KV blocks that no decode worker will fetch |
 //! | [`request`] | life of one request: headers → body → prefill answer → decode leg |
 //! | [`load`] | requests in flight, shared between threads, forgotten when a thread dies |
+//! | [`reports`], [`exposition`] | load that workers report, other gateways' included |
 //! | [`health`] | decode workers that do not answer are left out for a while |
 //! | [`blobs`] | centroid blobs in shared data |
 //! | [`poll`] | who fetches blobs, when, and what an answer means |
@@ -37,6 +38,7 @@ pub mod api;
 pub mod blobs;
 pub mod body;
 pub mod config;
+pub mod exposition;
 pub mod headers;
 pub mod health;
 #[cfg(target_arch = "wasm32")]
@@ -48,6 +50,7 @@ pub mod plugin;
 pub mod poll;
 pub mod prefill;
 pub mod release;
+pub mod reports;
 pub mod request;
 pub mod ring;
 pub mod shared;

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::{Mistake, Model, RawBlob, RawHttp, RawModel};
 use crate::poll::Source;
+use crate::reports::Reporting;
 use crate::worker::DecodeCluster;
 
 /// Collects mistakes while raw values become valid ones.
@@ -28,6 +29,30 @@ impl Check {
         if !(low..=high).contains(&value) {
             self.mistake(field, &value.to_string(), &format!("{low} to {high}"));
         }
+    }
+
+    pub(super) fn reporting(&mut self, reporting: &Reporting) {
+        let Reporting {
+            interval_ms,
+            path,
+            stale_ms,
+        } = reporting;
+        // The tick comes every 200 ms.
+        let in_range = (200..=60_000).contains(interval_ms);
+        if *interval_ms != 0 && !in_range {
+            let found = interval_ms.to_string();
+            self.mistake(
+                "load_report_interval_ms",
+                &found,
+                "0 (off), or 200 to 60000",
+            );
+        }
+        if !path.starts_with('/') || !path.bytes().all(|byte| byte.is_ascii_graphic()) {
+            let allowed = "a path that begins with /, of visible ASCII characters";
+            self.mistake("load_report_path", &format!("{path:?}"), allowed);
+        }
+        let least = if in_range { *interval_ms } else { 200 };
+        self.range("load_report_stale_ms", *stale_ms, least, 600_000);
     }
 
     pub(super) fn clusters(&mut self, field: &str, names: &[String]) {

@@ -162,14 +162,9 @@ fn send_release(root: u32, release: &Release, plugin: &SharedPlugin, failed: Opt
     let plugin = plugin.borrow();
     let timing = plugin.config().timing;
     let cluster = vm::with(|vm| {
-        let (now, cool_down) = (now_ms(), plugin.config().cool_down);
-        vm.loads.refresh(&EnvoyShared, now, timing);
-        vm.health.refresh(&EnvoyShared, now, timing.refresh_ms);
-        let workers = plugin.workers(
-            |cluster| vm.loads.in_flight(cluster),
-            |cluster| vm.health.is_available(cluster, now, cool_down),
-        );
-        plugin.release_cluster(failed, &workers)
+        let now = now_ms();
+        vm.refresh(now, timing);
+        plugin.release_cluster(failed, &vm.workers(&plugin, now))
     });
     let (headers, body) = (for_prefill(&release.headers), release.body.as_bytes());
     match dispatch(cluster, headers, body, TIMEOUT_MS) {

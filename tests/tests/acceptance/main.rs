@@ -19,6 +19,7 @@ mod reference;
 mod relay;
 mod release;
 mod robustness;
+mod shared_load;
 mod storm;
 mod streaming;
 mod threads;
