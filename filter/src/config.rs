@@ -13,6 +13,7 @@ use eldr_core::route::Map;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::destination::{self, Destination};
 use crate::health::CoolDown;
 use crate::load::Timing;
 use crate::poll::Source;
@@ -28,6 +29,10 @@ pub const ANY_MODEL: &str = "*";
 struct Raw {
     models: Vec<RawModel>,
     decode_clusters: Vec<DecodeCluster>,
+    #[serde(default)]
+    decode_endpoints: Vec<DecodeCluster>,
+    #[serde(default)]
+    destination: destination::Kind,
     prefill_clusters: Vec<String>,
     #[serde(default)]
     prefill_policy: PrefillPolicy,
@@ -205,8 +210,10 @@ pub enum Protocol {
 pub struct Config {
     /// Models, in the order of the configuration.
     pub models: Vec<Model>,
-    /// Decode clusters that may be used; worker indices point here.
+    /// Decode workers that may be used, by cluster or by endpoint; worker indices point here.
     pub decode_clusters: Vec<String>,
+    /// Which of the two they are.
+    pub destination: Destination,
     /// What each of them may take, in the same order.
     pub shares: Vec<Share>,
     /// How long a decode cluster that does not answer is left out.
@@ -319,10 +326,16 @@ impl Config {
             .end()
             .map_err(|e| mistake("the end".into(), e.to_string()))?;
         let mut check = Check(Vec::new());
-        let decode_clusters: Vec<String> =
-            raw.decode_clusters.iter().map(|c| c.name.clone()).collect();
-        check.clusters("decode_clusters", &decode_clusters);
-        check.shares(&raw.decode_clusters);
+        let names = |all: &[DecodeCluster]| all.iter().map(|c| c.name.clone()).collect();
+        let clusters: Vec<String> = names(&raw.decode_clusters);
+        check.clusters("decode_clusters", &clusters);
+        check.shares("decode_clusters", &raw.decode_clusters);
+        let destination = check.destination(raw.destination, &clusters, &raw.decode_endpoints);
+        let workers = match destination {
+            Destination::Cluster => raw.decode_clusters,
+            Destination::Endpoint(_) => raw.decode_endpoints,
+        };
+        let decode_clusters: Vec<String> = names(&workers);
         check.clusters("prefill_clusters", &raw.prefill_clusters);
         check.range("prefill_timeout_ms", raw.prefill_timeout_ms, 1, 3_600_000);
         let prefix_bytes = raw.prefill_prefix_bytes;
@@ -375,7 +388,8 @@ impl Config {
         Ok(Self {
             models,
             decode_clusters,
-            shares: raw.decode_clusters.iter().map(|c| c.share).collect(),
+            destination,
+            shares: workers.iter().map(|c| c.share).collect(),
             cool_down: CoolDown {
                 first_ms: raw.eject_ms,
                 max_ms: raw.eject_max_ms,

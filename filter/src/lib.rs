@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`config`] | plugin configuration: raw → valid, all mistakes at once |
 //! | [`worker`] | a decode cluster with its weight |
+//! | [`destination`] | decode by cluster, or by endpoint of one cluster |
 //! | [`headers`] | what clients may not send and never see; what goes along to prefill |
 //! | [`api`] | which of an engine's APIs a request speaks |
 //! | [`body`] | edits of a JSON object that leave every other byte as it was |
@@ -38,6 +39,7 @@ pub mod api;
 pub mod blobs;
 pub mod body;
 pub mod config;
+pub mod destination;
 pub mod exposition;
 pub mod headers;
 pub mod health;

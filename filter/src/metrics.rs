@@ -64,6 +64,8 @@ pub const RELAY_DUPLICATE: &str = "eldr.relay_duplicate";
 pub const RELAY_OUTDATED: &str = "eldr.relay_outdated";
 /// Counter: polls of a decode worker's load from which nothing was learned.
 pub const LOAD_REPORT_FAILED: &str = "eldr.load_report_failed";
+/// Counter: answers of another endpoint than the one chosen, which Envoy did not have or did not hold healthy.
+pub const ENDPOINT_FALLBACK: &str = "eldr.endpoint_fallback";
 /// Counter: blobs that came and could not be used.
 pub const BLOB_REFUSED: &str = "eldr.blob_refused";
 /// Counter: blobs that could not be fetched from their server.

@@ -8,6 +8,7 @@ use eldr_core::route::Map;
 use serde_json::Value;
 
 use super::{Mistake, Model, RawBlob, RawHttp, RawModel};
+use crate::destination::{self, Destination, Kind};
 use crate::poll::Source;
 use crate::reports::Reporting;
 use crate::worker::DecodeCluster;
@@ -138,17 +139,60 @@ impl Check {
         }
     }
 
-    pub(super) fn shares(&mut self, clusters: &[DecodeCluster]) {
+    pub(super) fn shares(&mut self, list: &str, clusters: &[DecodeCluster]) {
         for (index, DecodeCluster { share, .. }) in clusters.iter().enumerate() {
             if !(0.1..=100.0).contains(&share.weight) {
-                let field = format!("decode_clusters[{index}].weight");
+                let field = format!("{list}[{index}].weight");
                 self.mistake(&field, &share.weight.to_string(), "0.1 to 100");
             }
         }
         if !clusters.is_empty() && clusters.iter().all(|cluster| cluster.share.drain) {
-            let allowed = "at least one cluster that takes new requests";
-            self.mistake("decode_clusters", "all of them drain", allowed);
+            let allowed = "at least one that takes new requests";
+            self.mistake(list, "all of them drain", allowed);
         }
+    }
+
+    /// Whether decode goes by cluster or by endpoint, with what that needs.
+    pub(super) fn destination(
+        &mut self,
+        kind: Kind,
+        clusters: &[String],
+        endpoints: &[DecodeCluster],
+    ) -> Destination {
+        let field = "decode_endpoints";
+        if kind == Kind::Cluster {
+            if !endpoints.is_empty() {
+                let found = format!("{} endpoint(s)", endpoints.len());
+                self.mistake(field, &found, "none, or \"destination\": \"endpoint\"");
+            }
+            return Destination::Cluster;
+        }
+        let [cluster] = clusters else {
+            let found = format!("{} clusters", clusters.len());
+            self.mistake(
+                "decode_clusters",
+                &found,
+                "one, with \"destination\": \"endpoint\"",
+            );
+            return Destination::Cluster;
+        };
+        if endpoints.is_empty() {
+            self.mistake(
+                field,
+                "[]",
+                "at least one address and port of the decode cluster",
+            );
+        }
+        for (index, DecodeCluster { name, .. }) in endpoints.iter().enumerate() {
+            let is_plain = destination::endpoint(name).as_ref() == Some(name);
+            let first = endpoints.iter().position(|other| other.name == *name) == Some(index);
+            if !is_plain || !first {
+                let allowed = "address and port such as \"10.0.0.5:8000\" or \"[2001:db8::1]:8000\", each once";
+                self.mistake(&format!("{field}[{index}]"), &format!("{name:?}"), allowed);
+            }
+        }
+        self.shares(field, endpoints);
+        Destination::Endpoint(cluster.clone())
     }
 
     fn source(&mut self, field: &str, raw: RawHttp) -> Source {

@@ -81,6 +81,57 @@ fn all_mistakes_are_reported_at_once() {
 }
 
 #[test]
+fn decode_goes_by_endpoint_of_one_cluster() {
+    let mut config = minimal();
+    config["destination"] = json!("endpoint");
+    config["decode_endpoints"] = json!(["10.0.0.5:80", {"name": "[::1]:80", "weight": 2}]);
+    let valid = parse(&config).unwrap();
+    assert_eq!(valid.destination, Destination::Endpoint("decode-0".into()));
+    assert_eq!(valid.decode_clusters, ["10.0.0.5:80", "[::1]:80"]);
+    assert_eq!(valid.shares[1].weight, 2.0);
+    let mistakes = |field: &str, value: Value| {
+        let mut config = config.clone();
+        config[field] = value;
+        parse(&config).unwrap_err().to_string()
+    };
+    let bad = json!([
+        "10.0.0.5:80",
+        "10.0.0.5:80",
+        "host:80",
+        "10.0.0.5:0",
+        "[0::1]:80"
+    ]);
+    let text = mistakes("decode_endpoints", bad);
+    assert!(
+        text.contains("4 mistake(s)") && text.contains("decode_endpoints[1]: found"),
+        "{text}"
+    );
+    let text = mistakes("decode_endpoints", json!([]));
+    assert!(
+        text.contains("decode_endpoints: found [], allowed: at least one"),
+        "{text}"
+    );
+    let text = mistakes(
+        "decode_endpoints",
+        json!([{"name": "10.0.0.5:80", "drain": true}]),
+    );
+    assert!(
+        text.contains("decode_endpoints: found all of them drain"),
+        "{text}"
+    );
+    let text = mistakes("decode_clusters", json!(["a", "b"]));
+    assert!(
+        text.contains("decode_clusters: found 2 clusters, allowed: one"),
+        "{text}"
+    );
+    let text = mistakes("destination", json!("cluster"));
+    assert!(
+        text.contains("decode_endpoints: found 2 endpoint(s), allowed: none"),
+        "{text}"
+    );
+}
+
+#[test]
 fn load_reports_have_bounds() {
     let refused = |field: &str, value: Value| {
         let mut config = minimal();

@@ -11,7 +11,7 @@ use super::stages;
 use super::stream;
 use super::vm::{self, SharedPlugin, Waiting};
 use super::{EnvoyShared, now_ms};
-use crate::headers::for_prefill;
+use crate::headers::{DESTINATION_ENDPOINT, for_prefill};
 use crate::load::Timing;
 use crate::metrics;
 use crate::release::{MAX_UNDER_WAY, Release, TIMEOUT_MS};
@@ -166,8 +166,10 @@ fn send_release(root: u32, release: &Release, plugin: &SharedPlugin, failed: Opt
         vm.refresh(now, timing);
         plugin.release_cluster(failed, &vm.workers(&plugin, now))
     });
-    let (headers, body) = (for_prefill(&release.headers), release.body.as_bytes());
-    match dispatch(cluster, headers, body, TIMEOUT_MS) {
+    let (envoy_cluster, endpoint) = plugin.config().destination.of(cluster);
+    let (mut headers, body) = (for_prefill(&release.headers), release.body.as_bytes());
+    headers.extend(endpoint.map(|endpoint| (DESTINATION_ENDPOINT, endpoint)));
+    match dispatch(envoy_cluster, headers, body, TIMEOUT_MS) {
         Some(token) => {
             vm::with(|vm| {
                 vm.releases += 1;

@@ -120,8 +120,7 @@ impl RootContext for Root {
         }
         if !self.ending {
             let plugin = plugin.borrow();
-            let config = plugin.config();
-            self.scrapes.on_tick(&config.reporting, config.timing);
+            self.scrapes.on_tick(plugin.config());
         }
         {
             let plugin = plugin.borrow();

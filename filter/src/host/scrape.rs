@@ -9,10 +9,10 @@ use super::vm;
 use super::{EnvoyShared, headers, log, now_ms};
 use crate::config::Config;
 use crate::exposition::MAX_BYTES;
-use crate::load::Timing;
+use crate::headers::DESTINATION_ENDPOINT;
 use crate::metrics;
 use crate::poll;
-use crate::reports::{self, Report, Reporting};
+use crate::reports::{self, Report};
 use crate::request::Answer;
 
 /// The decode workers of one root, when they are asked.
@@ -51,7 +51,8 @@ impl Scrapes {
     }
 
     /// Asks whom it is time to ask, and looks at what others were told.
-    pub(super) fn on_tick(&mut self, reporting: &Reporting, timing: Timing) {
+    pub(super) fn on_tick(&mut self, config: &Config) {
+        let (reporting, timing) = (&config.reporting, config.timing);
         if self.scrapes.is_empty() {
             return;
         }
@@ -70,7 +71,7 @@ impl Scrapes {
                 interval_ms,
             );
             if due && scrape.call.is_none() {
-                scrape.start(reporting);
+                scrape.start(config);
             }
         }
         vm::with(|vm| {
@@ -104,10 +105,14 @@ impl Scrapes {
 }
 
 impl Scrape {
-    fn start(&mut self, reporting: &Reporting) {
+    fn start(&mut self, config: &Config) {
+        let reporting = &config.reporting;
+        let (cluster, endpoint) = config.destination.of(&self.cluster);
+        let mut headers = reporting.request(cluster).to_vec();
+        headers.extend(endpoint.map(|endpoint| (DESTINATION_ENDPOINT, endpoint)));
         let call = hostcalls::dispatch_http_call(
-            &self.cluster,
-            reporting.request(&self.cluster).to_vec(),
+            cluster,
+            headers,
             None,
             vec![],
             Duration::from_millis(reporting.timeout_ms()),

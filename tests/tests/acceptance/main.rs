@@ -7,6 +7,7 @@ mod configuration;
 mod decisions;
 mod disconnects;
 mod eldr_sig;
+mod endpoint;
 mod fallbacks;
 mod faults;
 mod health;
