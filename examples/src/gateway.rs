@@ -12,6 +12,8 @@ use serde_json::{Value, json};
 pub const LISTENER: &str = "gateway";
 /// Request header in which the filter names the decode cluster.
 pub const DECODE_CLUSTER_HEADER: &str = "x-eldr-decode-cluster";
+/// Request header in which the filter names the endpoint, where decode goes by endpoint.
+pub const ENDPOINT_HEADER: &str = "x-gateway-destination-endpoint";
 
 /// Prompts beyond Envoy's 1 MiB, bytes.
 const BUFFER_BYTES: u32 = 32 << 20;
@@ -152,6 +154,22 @@ fn routes() -> Value {
     ])
 }
 
+/// Load balancing of a cluster whose endpoint the filter chooses (`destination: endpoint`): Envoy's `override_host` policy.
+pub fn by_endpoint() -> Value {
+    const POLICIES: &str = "type.googleapis.com/envoy.extensions.load_balancing_policies";
+    json!({"policies": [{"typed_extension_config": {
+        "name": "envoy.load_balancing_policies.override_host",
+        "typed_config": {
+            "@type": format!("{POLICIES}.override_host.v3.OverrideHost"),
+            "override_host_sources": [{"header": ENDPOINT_HEADER}],
+            "fallback_policy": {"policies": [{"typed_extension_config": {
+                "name": "envoy.load_balancing_policies.least_request",
+                "typed_config": {"@type": format!("{POLICIES}.least_request.v3.LeastRequest")},
+            }}]},
+        },
+    }}]})
+}
+
 fn cluster(name: &str, policy: &str, workers: &[SocketAddr]) -> Value {
     const OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
     let endpoints: Vec<Value> = workers
@@ -213,7 +231,7 @@ fn stats_config() -> Value {
             {"tag_name": "eldr_reason", "regex": r"^wasmcustom\.eldr\.reason(\.([a-z0-9_]+))$"},
             {
                 "tag_name": "eldr_worker",
-                "regex": r"^wasmcustom\.eldr\.worker(\.(.+))\.(?:routed|in_flight|ejections)$",
+                "regex": r"^wasmcustom\.eldr\.worker(\.(.+))\.(?:routed|in_flight|elsewhere|ejections)$",
             },
         ],
         "histogram_bucket_settings": [

@@ -13,10 +13,12 @@ use eldr_core::route::Map;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::destination::{self, Destination};
 use crate::health::CoolDown;
 use crate::load::Timing;
 use crate::poll::Source;
 use crate::release::Form;
+use crate::reports::Reporting;
 use crate::worker::{DecodeCluster, Share};
 
 /// A model name that matches any.
@@ -27,6 +29,10 @@ pub const ANY_MODEL: &str = "*";
 struct Raw {
     models: Vec<RawModel>,
     decode_clusters: Vec<DecodeCluster>,
+    #[serde(default)]
+    decode_endpoints: Vec<DecodeCluster>,
+    #[serde(default)]
+    destination: destination::Kind,
     prefill_clusters: Vec<String>,
     #[serde(default)]
     prefill_policy: PrefillPolicy,
@@ -54,6 +60,14 @@ struct Raw {
     load_lease_ms: u64,
     #[serde(default = "default_load_refresh_ms")]
     load_refresh_ms: u64,
+    #[serde(default)]
+    load_report_interval_ms: u64,
+    #[serde(default = "default_load_report_path")]
+    load_report_path: String,
+    #[serde(default = "default_load_report_stale_ms")]
+    load_report_stale_ms: u64,
+    #[serde(default = "default_kv_usage_limit")]
+    kv_usage_limit: f64,
     #[serde(default = "default_eject_ms")]
     eject_ms: u64,
     #[serde(default = "default_eject_max_ms")]
@@ -135,6 +149,18 @@ fn default_load_refresh_ms() -> u64 {
     1
 }
 
+fn default_load_report_path() -> String {
+    "/metrics".into()
+}
+
+fn default_load_report_stale_ms() -> u64 {
+    5_000
+}
+
+fn default_kv_usage_limit() -> f64 {
+    0.95
+}
+
 /// How the prefill cluster is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -184,8 +210,10 @@ pub enum Protocol {
 pub struct Config {
     /// Models, in the order of the configuration.
     pub models: Vec<Model>,
-    /// Decode clusters that may be used; worker indices point here.
+    /// Decode workers that may be used, by cluster or by endpoint; worker indices point here.
     pub decode_clusters: Vec<String>,
+    /// Which of the two they are.
+    pub destination: Destination,
     /// What each of them may take, in the same order.
     pub shares: Vec<Share>,
     /// How long a decode cluster that does not answer is left out.
@@ -216,6 +244,10 @@ pub struct Config {
     pub protocol: Protocol,
     /// Load sharing between threads.
     pub timing: Timing,
+    /// Load that decode workers report.
+    pub reporting: Reporting,
+    /// A worker that reports more of its KV cache in use is no candidate while another has room; 0 to 1.
+    pub kv_usage_limit: f64,
     /// Whether clients get `x-eldr-decision`.
     pub debug_headers: bool,
     /// Whether the access log may have signatures, which describe prompts.
@@ -294,10 +326,16 @@ impl Config {
             .end()
             .map_err(|e| mistake("the end".into(), e.to_string()))?;
         let mut check = Check(Vec::new());
-        let decode_clusters: Vec<String> =
-            raw.decode_clusters.iter().map(|c| c.name.clone()).collect();
-        check.clusters("decode_clusters", &decode_clusters);
-        check.shares(&raw.decode_clusters);
+        let names = |all: &[DecodeCluster]| all.iter().map(|c| c.name.clone()).collect();
+        let clusters: Vec<String> = names(&raw.decode_clusters);
+        check.clusters("decode_clusters", &clusters);
+        check.shares("decode_clusters", &raw.decode_clusters);
+        let destination = check.destination(raw.destination, &clusters, &raw.decode_endpoints);
+        let workers = match destination {
+            Destination::Cluster => raw.decode_clusters,
+            Destination::Endpoint(_) => raw.decode_endpoints,
+        };
+        let decode_clusters: Vec<String> = names(&workers);
         check.clusters("prefill_clusters", &raw.prefill_clusters);
         check.range("prefill_timeout_ms", raw.prefill_timeout_ms, 1, 3_600_000);
         let prefix_bytes = raw.prefill_prefix_bytes;
@@ -309,6 +347,16 @@ impl Config {
         }
         check.range("load_lease_ms", raw.load_lease_ms, 500, 60_000);
         check.range("load_refresh_ms", raw.load_refresh_ms, 0, 1_000);
+        let reporting = Reporting {
+            interval_ms: raw.load_report_interval_ms,
+            path: raw.load_report_path,
+            stale_ms: raw.load_report_stale_ms,
+        };
+        check.reporting(&reporting);
+        if !(0.0..=1.0).contains(&raw.kv_usage_limit) {
+            let found = raw.kv_usage_limit.to_string();
+            check.mistake("kv_usage_limit", &found, "a number from 0 to 1");
+        }
         check.range("eject_ms", raw.eject_ms, 0, 600_000);
         check.range("eject_max_ms", raw.eject_max_ms, raw.eject_ms, 3_600_000);
         check.range("relay_ttl_ms", raw.relay_ttl_ms, 1_000, 3_600_000);
@@ -340,7 +388,8 @@ impl Config {
         Ok(Self {
             models,
             decode_clusters,
-            shares: raw.decode_clusters.iter().map(|c| c.share).collect(),
+            destination,
+            shares: workers.iter().map(|c| c.share).collect(),
             cool_down: CoolDown {
                 first_ms: raw.eject_ms,
                 max_ms: raw.eject_max_ms,
@@ -361,6 +410,8 @@ impl Config {
                 lease_ms: raw.load_lease_ms,
                 refresh_ms: raw.load_refresh_ms,
             },
+            reporting,
+            kv_usage_limit: raw.kv_usage_limit,
             debug_headers: raw.debug_headers,
             log_signatures: raw.log_signatures,
             log_decisions_per_mille: raw.log_decisions_per_mille,

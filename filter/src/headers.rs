@@ -7,6 +7,8 @@ pub type Header = (String, Vec<u8>);
 pub const SIGNATURE: &str = "x-eldr-signature";
 /// Tells Envoy's `cluster_header` route the decode cluster.
 pub const DECODE_CLUSTER: &str = "x-eldr-decode-cluster";
+/// Tells Envoy's `override_host` policy the endpoint within a cluster.
+pub const DESTINATION_ENDPOINT: &str = "x-gateway-destination-endpoint";
 /// The decision, on answers to clients, where `debug_headers` is on.
 pub const DECISION: &str = "x-eldr-decision";
 
@@ -15,7 +17,7 @@ const OURS: &str = "x-eldr-";
 
 /// Headers with which other gateways choose a worker or a rank.
 const STEERING: [&str; 3] = [
-    "x-gateway-destination-endpoint",
+    DESTINATION_ENDPOINT,
     "x-data-parallel-rank",
     "x-prefiller-host-port",
 ];

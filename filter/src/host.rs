@@ -13,6 +13,7 @@ mod fetch;
 mod metrics;
 mod relay;
 mod root;
+mod scrape;
 mod stages;
 mod stream;
 mod vm;

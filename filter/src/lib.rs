@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`config`] | plugin configuration: raw → valid, all mistakes at once |
 //! | [`worker`] | a decode cluster with its weight |
+//! | [`destination`] | decode by cluster, or by endpoint of one cluster |
 //! | [`headers`] | what clients may not send and never see; what goes along to prefill |
 //! | [`api`] | which of an engine's APIs a request speaks |
 //! | [`body`] | edits of a JSON object that leave every other byte as it was |
@@ -13,6 +14,7 @@
 //! | [`release`] | KV blocks that no decode worker will fetch |
 //! | [`request`] | life of one request: headers → body → prefill answer → decode leg |
 //! | [`load`] | requests in flight, shared between threads, forgotten when a thread dies |
+//! | [`reports`], [`exposition`] | load that workers report, other gateways' included |
 //! | [`health`] | decode workers that do not answer are left out for a while |
 //! | [`blobs`] | centroid blobs in shared data |
 //! | [`poll`] | who fetches blobs, when, and what an answer means |
@@ -37,6 +39,8 @@ pub mod api;
 pub mod blobs;
 pub mod body;
 pub mod config;
+pub mod destination;
+pub mod exposition;
 pub mod headers;
 pub mod health;
 #[cfg(target_arch = "wasm32")]
@@ -48,6 +52,7 @@ pub mod plugin;
 pub mod poll;
 pub mod prefill;
 pub mod release;
+pub mod reports;
 pub mod request;
 pub mod ring;
 pub mod shared;

@@ -24,6 +24,11 @@ pub fn in_flight(cluster: &str) -> String {
     format!("eldr.worker.{cluster}.in_flight")
 }
 
+/// Gauge: requests that a decode cluster reports and this gateway did not send; 0 where nothing fresh is known.
+pub fn elsewhere(cluster: &str) -> String {
+    format!("eldr.worker.{cluster}.elsewhere")
+}
+
 /// Counter: times that a decode cluster was left out because it did not answer.
 pub fn ejections(cluster: &str) -> String {
     format!("eldr.worker.{cluster}.ejections")
@@ -62,6 +67,10 @@ pub const RELAY_MISSING: &str = "eldr.relay_missing";
 pub const RELAY_DUPLICATE: &str = "eldr.relay_duplicate";
 /// Counter: relay mode, decode requests for which the similarities found were of another revision of the blob.
 pub const RELAY_OUTDATED: &str = "eldr.relay_outdated";
+/// Counter: polls of a decode worker's load from which nothing was learned.
+pub const LOAD_REPORT_FAILED: &str = "eldr.load_report_failed";
+/// Counter: answers of another endpoint than the one chosen, which Envoy did not have or did not hold healthy.
+pub const ENDPOINT_FALLBACK: &str = "eldr.endpoint_fallback";
 /// Counter: blobs that came and could not be used.
 pub const BLOB_REFUSED: &str = "eldr.blob_refused";
 /// Counter: blobs that could not be fetched from their server.

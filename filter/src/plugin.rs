@@ -17,6 +17,17 @@ use crate::prefill::Leg;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelIndex(usize);
 
+/// What is known of a decode cluster when a decision is made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Now {
+    /// In any unit that all share, not yet divided by the weight.
+    pub load: f64,
+    /// See [`health`](crate::health).
+    pub is_available: bool,
+    /// It reports more of its KV cache in use than it may.
+    pub is_full: bool,
+}
+
 /// What one listener's filter runs with.
 #[derive(Debug)]
 pub struct Plugin {
@@ -130,16 +141,22 @@ impl Plugin {
         Ok(revision)
     }
 
-    /// The decode clusters as a decision sees them.
-    pub fn workers(
-        &self,
-        in_flight: impl Fn(&str) -> u32,
-        is_available: impl Fn(&str) -> bool,
-    ) -> Vec<Worker> {
+    /// The decode clusters as a decision sees them. One whose KV cache is full is no candidate while another has room.
+    pub fn workers(&self, now: impl Fn(&str) -> Now) -> Vec<Worker> {
         let clusters = self.config.decode_clusters.iter().zip(&self.config.shares);
-        clusters
-            .map(|(name, share)| share.worker(in_flight(name), is_available(name)))
-            .collect()
+        let (mut workers, full): (Vec<Worker>, Vec<bool>) = clusters
+            .map(|(name, share)| {
+                let now = now(name);
+                (share.worker(now.load, now.is_available), now.is_full)
+            })
+            .unzip();
+        let mut room = workers.iter().zip(&full);
+        if full.contains(&true) && room.any(|(worker, full)| worker.available && !full) {
+            for (worker, _) in workers.iter_mut().zip(full).filter(|(_, full)| *full) {
+                worker.available = false;
+            }
+        }
+        workers
     }
 
     /// Chooses the decode cluster.
@@ -276,6 +293,36 @@ pub(crate) mod tests {
             .encode(Encoding::U16)
     }
 
+    fn workers(
+        plugin: &Plugin,
+        load: impl Fn(&str) -> u32,
+        is_available: impl Fn(&str) -> bool,
+    ) -> Vec<Worker> {
+        plugin.workers(|name| Now {
+            load: f64::from(load(name)),
+            is_available: is_available(name),
+            is_full: false,
+        })
+    }
+
+    #[test]
+    fn a_full_worker_is_no_candidate_while_another_has_room() {
+        let plugin = plugin();
+        let available = |out: &'static str, full: &'static [&str]| {
+            let workers = plugin.workers(|name| Now {
+                load: 0.0,
+                is_available: name != out,
+                is_full: full.contains(&name),
+            });
+            let workers = workers.iter().map(|worker| worker.available);
+            workers.collect::<Vec<_>>()
+        };
+        assert_eq!(available("", &["decode-0"]), [false, true]);
+        assert_eq!(available("", &["decode-0", "decode-1"]), [true, true]);
+        assert_eq!(available("decode-1", &["decode-0"]), [true, false]);
+        assert_eq!(available("decode-0", &["decode-0"]), [false, true]);
+    }
+
     fn decide(plugin: &Plugin, model: &str, signature: Option<&str>) -> (String, Reason) {
         let draw = Draw {
             sequence: 0,
@@ -285,7 +332,7 @@ pub(crate) mod tests {
         let decision = plugin.decide(
             plugin.model(Some(model)),
             signature.map(str::as_bytes),
-            &plugin.workers(loads, |_| true),
+            &workers(plugin, loads, |_| true),
             draw,
             &mut Scratch::default(),
             |_| (),
@@ -355,7 +402,7 @@ pub(crate) mod tests {
                 "light" => light,
                 _ => 0,
             };
-            let workers = plugin.workers(in_flight, |_| available);
+            let workers = workers(&plugin, in_flight, |_| available);
             let draw = Draw {
                 sequence: 0,
                 entropy: 0,
@@ -374,12 +421,12 @@ pub(crate) mod tests {
     fn releases_go_to_the_least_loaded_but_not_where_decode_just_failed() {
         let plugin = plugin();
         let loads = |cluster: &str| u32::from(cluster == "decode-0");
-        let workers = plugin.workers(loads, |_| true);
-        assert_eq!(plugin.release_cluster(None, &workers), "decode-1");
-        let release = |failed| plugin.release_cluster(failed, &workers);
+        let all = workers(&plugin, loads, |_| true);
+        assert_eq!(plugin.release_cluster(None, &all), "decode-1");
+        let release = |failed| plugin.release_cluster(failed, &all);
         assert_eq!(release(Some("decode-1")), "decode-0");
-        let workers = plugin.workers(loads, |cluster| cluster == "decode-0");
-        assert_eq!(plugin.release_cluster(None, &workers), "decode-0");
+        let one = workers(&plugin, loads, |cluster| cluster == "decode-0");
+        assert_eq!(plugin.release_cluster(None, &one), "decode-0");
     }
 
     #[test]

@@ -28,7 +28,7 @@ impl Default for Share {
 impl Share {
     /// The cluster as a decision sees it. One that drains is above every load, so it is not even the least loaded
     /// when all others are out.
-    pub fn worker(self, in_flight: u32, is_available: bool) -> Worker {
+    pub fn worker(self, load: f64, is_available: bool) -> Worker {
         if self.drain {
             return Worker {
                 load: f64::MAX,
@@ -36,7 +36,7 @@ impl Share {
             };
         }
         Worker {
-            load: f64::from(in_flight) / self.weight,
+            load: load / self.weight,
             available: is_available,
         }
     }
@@ -128,9 +128,11 @@ mod tests {
     #[test]
     fn loads_are_compared_by_weight_and_one_that_drains_is_never_the_least() {
         let share = |weight, drain| Share { weight, drain };
-        assert!(share(2.0, false).worker(3, true).load < share(1.0, false).worker(2, true).load);
-        let draining = share(1.0, true).worker(0, true);
+        assert!(
+            share(2.0, false).worker(3.0, true).load < share(1.0, false).worker(2.0, true).load
+        );
+        let draining = share(1.0, true).worker(0.0, true);
         assert!(!draining.available && draining.load.is_finite());
-        assert!(draining.load > share(0.1, false).worker(u32::MAX, false).load);
+        assert!(draining.load > share(0.1, false).worker(f64::from(u32::MAX), false).load);
     }
 }

@@ -152,6 +152,21 @@ pub fn cluster(name: &str, address: SocketAddr) -> Value {
     })
 }
 
+/// A cluster whose endpoint is chosen by header; an address that it does not have takes the next in turn.
+pub fn pool(addresses: &[SocketAddr]) -> Value {
+    let mut cluster = cluster("pool", SocketAddr::from(([127, 0, 0, 1], 1)));
+    cluster["load_assignment"]["endpoints"][0]["lb_endpoints"] = addresses
+        .iter()
+        .map(|address| {
+            json!({ "endpoint": { "address": { "socket_address": {
+                "address": address.ip().to_string(), "port_value": address.port()
+            } } } })
+        })
+        .collect();
+    cluster["load_balancing_policy"] = eldr_examples::gateway::by_endpoint();
+    cluster
+}
+
 /// A bootstrap with these clusters and static listeners.
 pub fn bootstrap(clusters: &[Value], listeners: &[Value]) -> Value {
     json!({

@@ -63,6 +63,8 @@ pub struct Options {
     pub drain_time_s: u32,
     /// More Envoy clusters, by name.
     pub clusters: Vec<(&'static str, SocketAddr)>,
+    /// One more cluster, `pool`, whose endpoint is chosen by header, with the endpoints of these addresses.
+    pub pool: Vec<SocketAddr>,
     /// More static listeners: name, `root_id`, and what is laid over the filter's default configuration.
     pub listeners: Vec<(&'static str, &'static str, Value)>,
     /// The filter is the build that traps at a request with the header `x-eldr-trap-for-tests`.
@@ -81,6 +83,7 @@ impl Default for Options {
             lds: false,
             drain_time_s: 600,
             clusters: Vec::new(),
+            pool: Vec::new(),
             listeners: Vec::new(),
             traps: false,
         }
@@ -179,6 +182,9 @@ impl Gateway {
         }
         let more = options.clusters.iter();
         clusters.extend(more.map(|&(name, address)| config::cluster(name, address)));
+        if !options.pool.is_empty() {
+            clusters.push(config::pool(&options.pool));
+        }
         let listener = listener(&options, MAIN, dir.path());
         let bootstrap = if options.lds {
             write_lds(dir.path(), &listener, 1);

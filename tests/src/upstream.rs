@@ -3,6 +3,7 @@
 //! By default each request gets the same [`Answer`]. After [`Upstream::by_hand`] each request waits as an
 //! [`Exchange`] until the test answers it, piece by piece if it likes.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -216,6 +217,8 @@ pub struct Upstream {
 struct Shared {
     received: Mutex<Vec<Received>>,
     script: Mutex<Script>,
+    /// Paths with an answer of their own, whose requests are not kept.
+    aside: Mutex<BTreeMap<String, Answer>>,
     by_hand: mpsc::UnboundedSender<Exchange>,
 }
 
@@ -244,6 +247,7 @@ impl Upstream {
         let shared = Arc::new(Shared {
             received: Mutex::default(),
             script,
+            aside: Mutex::default(),
             by_hand,
         });
         let server = tokio::spawn(serve(listener, Arc::clone(&shared)));
@@ -258,6 +262,11 @@ impl Upstream {
     /// From now on every request gets this answer.
     pub fn answers(&self, answer: Answer) {
         *lock(&self.shared.script) = Script::Answer(answer);
+    }
+
+    /// From now on requests for this path get this answer and are neither kept nor waiting for the test.
+    pub fn answers_aside(&self, path: &str, answer: Answer) {
+        lock(&self.shared.aside).insert(path.to_owned(), answer);
     }
 
     /// Closes its port and its connections: from now on it refuses.
@@ -329,6 +338,9 @@ async fn handle(
     let (head, body) = request.into_parts();
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
     let path = head.uri.to_string();
+    if let Some(answer) = lock(&shared.aside).get(&path) {
+        return Ok(answer.clone().complete());
+    }
     let received = Received {
         method: head.method,
         path,

@@ -8,7 +8,9 @@ use eldr_core::route::Map;
 use serde_json::Value;
 
 use super::{Mistake, Model, RawBlob, RawHttp, RawModel};
+use crate::destination::{self, Destination, Kind};
 use crate::poll::Source;
+use crate::reports::Reporting;
 use crate::worker::DecodeCluster;
 
 /// Collects mistakes while raw values become valid ones.
@@ -28,6 +30,30 @@ impl Check {
         if !(low..=high).contains(&value) {
             self.mistake(field, &value.to_string(), &format!("{low} to {high}"));
         }
+    }
+
+    pub(super) fn reporting(&mut self, reporting: &Reporting) {
+        let Reporting {
+            interval_ms,
+            path,
+            stale_ms,
+        } = reporting;
+        // The tick comes every 200 ms.
+        let in_range = (200..=60_000).contains(interval_ms);
+        if *interval_ms != 0 && !in_range {
+            let found = interval_ms.to_string();
+            self.mistake(
+                "load_report_interval_ms",
+                &found,
+                "0 (off), or 200 to 60000",
+            );
+        }
+        if !path.starts_with('/') || !path.bytes().all(|byte| byte.is_ascii_graphic()) {
+            let allowed = "a path that begins with /, of visible ASCII characters";
+            self.mistake("load_report_path", &format!("{path:?}"), allowed);
+        }
+        let least = if in_range { *interval_ms } else { 200 };
+        self.range("load_report_stale_ms", *stale_ms, least, 600_000);
     }
 
     pub(super) fn clusters(&mut self, field: &str, names: &[String]) {
@@ -113,17 +139,60 @@ impl Check {
         }
     }
 
-    pub(super) fn shares(&mut self, clusters: &[DecodeCluster]) {
+    pub(super) fn shares(&mut self, list: &str, clusters: &[DecodeCluster]) {
         for (index, DecodeCluster { share, .. }) in clusters.iter().enumerate() {
             if !(0.1..=100.0).contains(&share.weight) {
-                let field = format!("decode_clusters[{index}].weight");
+                let field = format!("{list}[{index}].weight");
                 self.mistake(&field, &share.weight.to_string(), "0.1 to 100");
             }
         }
         if !clusters.is_empty() && clusters.iter().all(|cluster| cluster.share.drain) {
-            let allowed = "at least one cluster that takes new requests";
-            self.mistake("decode_clusters", "all of them drain", allowed);
+            let allowed = "at least one that takes new requests";
+            self.mistake(list, "all of them drain", allowed);
         }
+    }
+
+    /// Whether decode goes by cluster or by endpoint, with what that needs.
+    pub(super) fn destination(
+        &mut self,
+        kind: Kind,
+        clusters: &[String],
+        endpoints: &[DecodeCluster],
+    ) -> Destination {
+        let field = "decode_endpoints";
+        if kind == Kind::Cluster {
+            if !endpoints.is_empty() {
+                let found = format!("{} endpoint(s)", endpoints.len());
+                self.mistake(field, &found, "none, or \"destination\": \"endpoint\"");
+            }
+            return Destination::Cluster;
+        }
+        let [cluster] = clusters else {
+            let found = format!("{} clusters", clusters.len());
+            self.mistake(
+                "decode_clusters",
+                &found,
+                "one, with \"destination\": \"endpoint\"",
+            );
+            return Destination::Cluster;
+        };
+        if endpoints.is_empty() {
+            self.mistake(
+                field,
+                "[]",
+                "at least one address and port of the decode cluster",
+            );
+        }
+        for (index, DecodeCluster { name, .. }) in endpoints.iter().enumerate() {
+            let is_plain = destination::endpoint(name).as_ref() == Some(name);
+            let first = endpoints.iter().position(|other| other.name == *name) == Some(index);
+            if !is_plain || !first {
+                let allowed = "address and port such as \"10.0.0.5:8000\" or \"[2001:db8::1]:8000\", each once";
+                self.mistake(&format!("{field}[{index}]"), &format!("{name:?}"), allowed);
+            }
+        }
+        self.shares(field, endpoints);
+        Destination::Endpoint(cluster.clone())
     }
 
     fn source(&mut self, field: &str, raw: RawHttp) -> Source {

@@ -32,6 +32,12 @@ fn a_minimal_configuration_has_the_documented_defaults() {
     assert!(config.prefill_retry);
     assert_eq!(config.release, Form::Decode);
     assert_eq!(config.models[0].rule, Rule::default());
+    let reporting = Reporting {
+        interval_ms: 0,
+        path: "/metrics".into(),
+        stale_ms: 5_000,
+    };
+    assert_eq!((config.reporting, config.kv_usage_limit), (reporting, 0.95));
     assert!(!config.debug_headers);
 }
 
@@ -72,6 +78,87 @@ fn all_mistakes_are_reported_at_once() {
     for part in expected {
         assert!(text.contains(part), "{part}\nnot in\n{text}");
     }
+}
+
+#[test]
+fn decode_goes_by_endpoint_of_one_cluster() {
+    let mut config = minimal();
+    config["destination"] = json!("endpoint");
+    config["decode_endpoints"] = json!(["10.0.0.5:80", {"name": "[::1]:80", "weight": 2}]);
+    let valid = parse(&config).unwrap();
+    assert_eq!(valid.destination, Destination::Endpoint("decode-0".into()));
+    assert_eq!(valid.decode_clusters, ["10.0.0.5:80", "[::1]:80"]);
+    assert_eq!(valid.shares[1].weight, 2.0);
+    let mistakes = |field: &str, value: Value| {
+        let mut config = config.clone();
+        config[field] = value;
+        parse(&config).unwrap_err().to_string()
+    };
+    let bad = json!([
+        "10.0.0.5:80",
+        "10.0.0.5:80",
+        "host:80",
+        "10.0.0.5:0",
+        "[0::1]:80"
+    ]);
+    let text = mistakes("decode_endpoints", bad);
+    assert!(
+        text.contains("4 mistake(s)") && text.contains("decode_endpoints[1]: found"),
+        "{text}"
+    );
+    let text = mistakes("decode_endpoints", json!([]));
+    assert!(
+        text.contains("decode_endpoints: found [], allowed: at least one"),
+        "{text}"
+    );
+    let text = mistakes(
+        "decode_endpoints",
+        json!([{"name": "10.0.0.5:80", "drain": true}]),
+    );
+    assert!(
+        text.contains("decode_endpoints: found all of them drain"),
+        "{text}"
+    );
+    let text = mistakes("decode_clusters", json!(["a", "b"]));
+    assert!(
+        text.contains("decode_clusters: found 2 clusters, allowed: one"),
+        "{text}"
+    );
+    let text = mistakes("destination", json!("cluster"));
+    assert!(
+        text.contains("decode_endpoints: found 2 endpoint(s), allowed: none"),
+        "{text}"
+    );
+}
+
+#[test]
+fn load_reports_have_bounds() {
+    let refused = |field: &str, value: Value| {
+        let mut config = minimal();
+        config[field] = value;
+        let text = parse(&config).unwrap_err().to_string();
+        assert!(
+            text.contains("1 mistake(s)") && text.contains(field),
+            "{text}"
+        );
+    };
+    refused("load_report_interval_ms", json!(199));
+    refused("load_report_interval_ms", json!(60_001));
+    refused("load_report_path", json!("metrics"));
+    refused("load_report_path", json!("/a b"));
+    refused("load_report_stale_ms", json!(199));
+    refused("load_report_stale_ms", json!(600_001));
+    refused("kv_usage_limit", json!(1.01));
+    refused("kv_usage_limit", json!(-0.01));
+    let mut config = minimal();
+    config["load_report_interval_ms"] = json!(10_000);
+    let text = parse(&config).unwrap_err().to_string();
+    assert!(
+        text.contains("load_report_stale_ms: found 5000, allowed: 10000 to 600000"),
+        "{text}"
+    );
+    config["load_report_stale_ms"] = json!(10_000);
+    assert_eq!(parse(&config).unwrap().reporting.interval_ms, 10_000);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::stages;
 use super::stream;
 use super::vm::{self, SharedPlugin, Waiting};
 use super::{EnvoyShared, now_ms};
-use crate::headers::for_prefill;
+use crate::headers::{DESTINATION_ENDPOINT, for_prefill};
 use crate::load::Timing;
 use crate::metrics;
 use crate::release::{MAX_UNDER_WAY, Release, TIMEOUT_MS};
@@ -162,17 +162,14 @@ fn send_release(root: u32, release: &Release, plugin: &SharedPlugin, failed: Opt
     let plugin = plugin.borrow();
     let timing = plugin.config().timing;
     let cluster = vm::with(|vm| {
-        let (now, cool_down) = (now_ms(), plugin.config().cool_down);
-        vm.loads.refresh(&EnvoyShared, now, timing);
-        vm.health.refresh(&EnvoyShared, now, timing.refresh_ms);
-        let workers = plugin.workers(
-            |cluster| vm.loads.in_flight(cluster),
-            |cluster| vm.health.is_available(cluster, now, cool_down),
-        );
-        plugin.release_cluster(failed, &workers)
+        let now = now_ms();
+        vm.refresh(now, timing);
+        plugin.release_cluster(failed, &vm.workers(&plugin, now))
     });
-    let (headers, body) = (for_prefill(&release.headers), release.body.as_bytes());
-    match dispatch(cluster, headers, body, TIMEOUT_MS) {
+    let (envoy_cluster, endpoint) = plugin.config().destination.of(cluster);
+    let (mut headers, body) = (for_prefill(&release.headers), release.body.as_bytes());
+    headers.extend(endpoint.map(|endpoint| (DESTINATION_ENDPOINT, endpoint)));
+    match dispatch(envoy_cluster, headers, body, TIMEOUT_MS) {
         Some(token) => {
             vm::with(|vm| {
                 vm.releases += 1;

@@ -54,13 +54,8 @@ pub(super) fn suggest(plugin: &Plugin, model: Option<ModelIndex>, clue: Clue<'_>
     let config = plugin.config();
     vm::with(|vm| {
         let (draw, now) = (vm.preview(), now_ms());
-        vm.loads.refresh(&EnvoyShared, now, config.timing);
-        vm.health
-            .refresh(&EnvoyShared, now, config.timing.refresh_ms);
-        let workers = plugin.workers(
-            |cluster| vm.loads.in_flight(cluster),
-            |cluster| vm.health.is_available(cluster, now, config.cool_down),
-        );
+        vm.refresh(now, config.timing);
+        let workers = vm.workers(plugin, now);
         clue.decide(plugin, model, &workers, draw, vm)
     })
 }
@@ -77,17 +72,13 @@ pub(super) fn choose(
         vm.claim(timing);
         let draw = vm.draw();
         let now = now_ms();
-        vm.loads.refresh(&EnvoyShared, now, timing);
-        vm.health.refresh(&EnvoyShared, now, timing.refresh_ms);
+        vm.refresh(now, timing);
         stages::end("refresh");
         // What reading the clock adds to each stage.
         stages::end("clock");
         let started = now_ns();
         let decide = |vm: &mut Vm| {
-            let workers = plugin.workers(
-                |cluster| vm.loads.in_flight(cluster),
-                |cluster| vm.health.is_available(cluster, now, cool_down),
-            );
+            let workers = vm.workers(plugin, now);
             stages::end("workers");
             let decision = clue.decide(plugin, model, &workers, draw, vm);
             stages::end("decide");

@@ -61,7 +61,7 @@ impl PrefillLeg {
             ticket,
             holds: false,
         };
-        match stream::edit(&cluster, waiting.content_length, None) {
+        match stream::edit((&cluster, None), waiting.content_length, None) {
             Ok(()) => Ok(leg),
             Err(status) => {
                 leg.end();

@@ -10,6 +10,7 @@ use proxy_wasm::types::{BufferType, ContextType, LogLevel, MapType};
 
 use super::calls;
 use super::fetch::Fetches;
+use super::scrape::Scrapes;
 use super::stages;
 use super::stream::{self, Stream};
 use super::vm::{self, SharedPlugin};
@@ -37,6 +38,7 @@ pub(super) struct Root {
     /// Tells the plugins of one VM apart in shared data.
     name: String,
     fetches: Fetches,
+    scrapes: Scrapes,
 }
 
 impl Context for Root {
@@ -53,6 +55,13 @@ impl Context for Root {
                 .on_answer(token, num_headers, body_size, plugin)
         {
             return;
+        }
+        if let Some(plugin) = &self.plugin {
+            let plugin = plugin.borrow();
+            let (scrapes, config) = (&mut self.scrapes, plugin.config());
+            if scrapes.on_answer(token, num_headers, body_size, config) {
+                return;
+            }
         }
         stages::begin();
         // Without headers the maps may not even be asked for.
@@ -98,6 +107,7 @@ impl RootContext for Root {
         let _ = hostcalls::set_tick_period(TICK);
         let plugin = Rc::new(RefCell::new(Plugin::new(config)));
         self.fetches = Fetches::new(&plugin, |model| self.blob_name(&plugin.borrow(), model));
+        self.scrapes = Scrapes::new(plugin.borrow().config());
         // What was fetched before an update of the configuration serves at once.
         self.update_blobs(&plugin);
         self.plugin = Some(plugin);
@@ -110,6 +120,10 @@ impl RootContext for Root {
         let lease_ms = plugin.borrow().config().timing.lease_ms;
         if !self.ending {
             self.fetches.on_tick(lease_ms);
+        }
+        if !self.ending {
+            let plugin = plugin.borrow();
+            self.scrapes.on_tick(plugin.config());
         }
         {
             let plugin = plugin.borrow();
@@ -162,6 +176,7 @@ impl Root {
             plugin: None,
             name: String::new(),
             fetches: Fetches::default(),
+            scrapes: Scrapes::default(),
         }
     }
 

@@ -15,6 +15,7 @@ use super::stages;
 use super::vm::{self, SharedPlugin, SharedRequest, Starving, Waiting};
 use super::{EnvoyShared, decision, headers, log, now_ms, remove_header, set_header};
 use crate::config::Mode;
+use crate::destination::Destination;
 use crate::headers::{self as names, is_private, is_steering};
 use crate::health::{Sent, Verdict};
 use crate::metrics;
@@ -115,6 +116,35 @@ impl Stream {
     fn judge(&self, verdict: impl FnOnce() -> Verdict) {
         if let (Some(sent), Some(plugin)) = (self.sent.borrow_mut().take(), &self.plugin) {
             decision::learn(&plugin.borrow(), &sent, verdict());
+        }
+    }
+
+    /// Where Envoy served from another endpoint than the one chosen, the request counts there, and the one chosen has failed.
+    fn check_endpoint(&self) {
+        let Some(plugin) = &self.plugin else { return };
+        let plugin = plugin.borrow();
+        let config = plugin.config();
+        if config.destination == Destination::Cluster {
+            return;
+        }
+        let mut counted = self.counted.borrow_mut();
+        let Some(chosen) = counted.as_deref() else {
+            return;
+        };
+        let address = hostcalls::get_property(vec!["upstream", "address"]);
+        let address = address.ok().flatten().unwrap_or_default();
+        let Some(served) = config.destination.other(chosen, &address) else {
+            return;
+        };
+        vm::with(|vm| {
+            let (now, timing) = (now_ms(), config.timing);
+            vm.loads.end(&EnvoyShared, chosen, now, timing);
+            vm.loads.start(&EnvoyShared, &served, now, timing);
+            vm.metrics.count(metrics::ENDPOINT_FALLBACK);
+        });
+        *counted = Some(served);
+        if let Some(sent) = self.sent.borrow_mut().take() {
+            decision::learn(&plugin, &sent, Verdict::Failed);
         }
     }
 
@@ -253,6 +283,7 @@ impl HttpContext for Stream {
         for (name, _) in all.iter().filter(|(name, _)| is_private(name)) {
             remove_header(MapType::HttpResponseHeaders, name);
         }
+        self.check_endpoint();
         // Only a worker says so; asking Envoy what happened costs more than all the rest here.
         let succeeds = names::get(&all, ":status").is_some_and(|status| status.starts_with(b"2"));
         self.judge(|| match succeeds {
@@ -377,7 +408,8 @@ pub(super) fn route(waiting: &Waiting, clue: Clue<'_>, head: Option<&Head>) -> R
     request.routed(&decision, cluster);
     set_property("eldr_decision", request.decision());
     stages::end("note");
-    edit(cluster, waiting.content_length, head)
+    let place = plugin.config().destination.of(cluster);
+    edit(place, waiting.content_length, head)
         .map_err(|status| request.internal(&format!("the request could not be edited: {status:?}")))
 }
 
@@ -392,8 +424,9 @@ fn go_on(waiting: &Waiting, sent: Result<(), Reply>) -> Action {
     }
 }
 
+/// Sends a held request to a cluster, to this endpoint of it if one is named, with a new head.
 pub(super) fn edit(
-    cluster: &str,
+    (cluster, endpoint): (&str, Option<&str>),
     content_length: Option<usize>,
     head: Option<&Head>,
 ) -> Result<(), Status> {
@@ -409,6 +442,10 @@ pub(super) fn edit(
         }
     }
     stages::end("set_body");
+    if let Some(endpoint) = endpoint {
+        let (map, name) = (MapType::HttpRequestHeaders, names::DESTINATION_ENDPOINT);
+        set_header(map, name, endpoint.as_bytes())?;
+    }
     // Clears the route cache, so that Envoy's `cluster_header` route sees it.
     set_header(
         MapType::HttpRequestHeaders,

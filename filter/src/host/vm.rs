@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-use eldr_core::decide::Draw;
+use eldr_core::decide::{Draw, Worker};
 use eldr_core::route::Scratch;
 use proxy_wasm::hostcalls;
 use proxy_wasm::types::LogLevel;
@@ -14,7 +14,8 @@ use super::metrics::Metrics;
 use super::{EnvoyShared, log, now_ms, now_ns};
 use crate::health::{Health, Sent};
 use crate::load::{Loads, Timing};
-use crate::plugin::Plugin;
+use crate::plugin::{Now, Plugin};
+use crate::reports::Reports;
 use crate::request::Request;
 
 /// A plugin, which its root replaces blobs in, and the streams that use it.
@@ -47,6 +48,7 @@ pub(super) struct Starving {
 pub(super) struct Vm {
     pub(super) loads: Loads,
     pub(super) health: Health,
+    pub(super) reports: Reports,
     pub(super) metrics: Metrics,
     pub(super) scratch: Scratch,
     /// Streams that wait, by context id.
@@ -76,6 +78,27 @@ pub(super) fn with<T>(act: impl FnOnce(&mut Vm) -> T) -> T {
 }
 
 impl Vm {
+    /// Looks at what other threads know.
+    pub(super) fn refresh(&mut self, now_ms: u64, timing: Timing) {
+        self.loads.refresh(&EnvoyShared, now_ms, timing);
+        self.health.refresh(&EnvoyShared, now_ms, timing.refresh_ms);
+    }
+
+    /// The decode clusters as a decision sees them now.
+    pub(super) fn workers(&self, plugin: &Plugin, now_ms: u64) -> Vec<Worker> {
+        let config = plugin.config();
+        plugin.workers(|cluster| {
+            let report = self.reports.of(cluster, now_ms, config.reporting.stale_ms);
+            let elsewhere = report.map_or(0, |report| report.elsewhere);
+            let usage = report.and_then(|report| report.kv_usage);
+            Now {
+                load: f64::from(self.loads.in_flight(cluster).saturating_add(elsewhere)),
+                is_available: self.health.is_available(cluster, now_ms, config.cool_down),
+                is_full: usage.is_some_and(|usage| usage > config.kv_usage_limit),
+            }
+        })
+    }
+
     /// Randomness of one decision.
     pub(super) fn draw(&mut self) -> Draw {
         self.sequence += 1;

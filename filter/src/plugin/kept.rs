@@ -51,6 +51,7 @@ mod tests {
     use eldr_core::transform::Transform;
 
     use super::*;
+    use crate::plugin::Now;
     use crate::plugin::tests::{blob_bytes, plugin, signature};
 
     const DRAW: Draw = Draw {
@@ -59,7 +60,11 @@ mod tests {
     };
 
     fn workers() -> Vec<Worker> {
-        plugin().workers(|cluster| u32::from(cluster == "decode-1"), |_| true)
+        plugin().workers(|cluster| Now {
+            load: f64::from(u8::from(cluster == "decode-1")),
+            is_available: true,
+            is_full: false,
+        })
     }
 
     #[test]
