@@ -12,6 +12,7 @@
 //!   └──► Bypassed
 //! ```
 
+mod answer;
 mod relay;
 mod usage;
 
@@ -30,6 +31,7 @@ use crate::plugin::{ModelIndex, Plugin};
 use crate::prefill::{self, Leg};
 use crate::release::{Form, Release};
 
+pub use answer::{Answer, Reply};
 pub use relay::{MAX_ANSWER_BYTES, Relayed, is_readable};
 
 const NO_KV_PARAMS: &str =
@@ -44,31 +46,6 @@ enum State {
     Relayed,
     Routed,
     Answered,
-}
-
-/// An answer to the client from the gateway.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reply {
-    /// HTTP status.
-    pub status: u32,
-    /// Headers.
-    pub headers: Vec<Header>,
-    /// Body.
-    pub body: Vec<u8>,
-}
-
-impl Reply {
-    /// An error in the shape that OpenAI clients read.
-    fn error(status: u32, kind: &str, message: &str) -> Self {
-        let body = serde_json::json!({
-            "error": {"message": message, "type": kind, "param": null, "code": status}
-        });
-        Self {
-            status,
-            headers: vec![("content-type".into(), b"application/json".to_vec())],
-            body: body.to_string().into_bytes(),
-        }
-    }
 }
 
 /// What to do once the request headers are there.
@@ -118,31 +95,6 @@ pub struct Head {
     pub replaces: usize,
     /// The bytes.
     pub bytes: String,
-}
-
-/// The prefill worker's answer as the host hands it out.
-#[derive(Debug)]
-pub struct Answer {
-    /// Headers; none at all after a reset or an answer that was too large.
-    pub headers: Vec<Header>,
-    /// Body.
-    pub body: Vec<u8>,
-}
-
-impl Answer {
-    /// No answer at all.
-    pub fn none() -> Self {
-        Self {
-            headers: vec![],
-            body: vec![],
-        }
-    }
-
-    /// HTTP status; `None` where there is no answer.
-    pub fn status(&self) -> Option<u32> {
-        let value = headers::get(&self.headers, ":status")?;
-        std::str::from_utf8(value).ok()?.parse().ok()
-    }
 }
 
 /// One request.

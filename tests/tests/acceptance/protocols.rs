@@ -1,7 +1,10 @@
 //! Each API that generates, and each way in which prefill hands its KV blocks over.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
+use eldr_core::Geometry;
+use eldr_examples::mock::{Catalog, KvProtocol, MockConfig, MockEngine};
 use eldr_tests::{Answer, Gateway, KV_TRANSFER_PARAMS, Options, blob};
 use serde_json::{Value, json};
 
@@ -382,4 +385,106 @@ async fn params_of_many_requests_at_a_time_each_stay_with_their_own() {
         count += 1;
     }
     assert_eq!(count, 40);
+}
+
+/// Engines that check what they get, behind a gateway that speaks their protocol: every API twice, and not one mix-up,
+/// prompt computed twice, or block left behind.
+async fn assert_engines_agree(protocol: KvProtocol, filter: Value) {
+    let config = MockConfig {
+        prefill_workers: 2,
+        decode_workers: 2,
+        protocol,
+        time_scale: 0.0,
+        ..MockConfig::default()
+    };
+    let catalog = Catalog::new(Geometry::new(1, 8).unwrap(), 2).unwrap();
+    let engine = MockEngine::start(config, Arc::new(catalog)).await.unwrap();
+    let (prefill, decode) = (engine.prefill(), engine.decode());
+    let mut all = json!({
+        "models": [{ "model": "*", "policy": "round_robin" }],
+        "prefill_clusters": ["p-0", "p-1"],
+        "decode_clusters": ["d-0", "d-1"],
+    });
+    for (key, value) in filter.as_object().unwrap() {
+        all[key] = value.clone();
+    }
+    for (index, address) in prefill.iter().enumerate() {
+        if let Some(engines) = all.get_mut("mooncake") {
+            engines[format!("p-{index}")] = json!({
+                "bootstrap_addr": format!("http://{address}"),
+                "engine_id": format!("mock-prefill-{index}"),
+            });
+        }
+    }
+    let gateway = Gateway::start(Options {
+        clusters: vec![
+            ("p-0", prefill[0]),
+            ("p-1", prefill[1]),
+            ("d-0", decode[0]),
+            ("d-1", decode[1]),
+        ],
+        ..Options::filter(all)
+    })
+    .await;
+    let bodies = [
+        ("/v1/completions", r#"{"prompt":"one two","max_tokens":3}"#),
+        (
+            "/v1/completions",
+            r#"{"prompt":"one two","max_tokens":null,"n":2}"#,
+        ),
+        (
+            "/v1/chat/completions",
+            r#"{"messages":[{"role":"user","content":"hi"}],"max_completion_tokens":3}"#,
+        ),
+        (
+            "/v1/responses",
+            r#"{"input":"three four five","max_output_tokens":3}"#,
+        ),
+        (
+            "/v1/responses",
+            r#"{"input":"three four five","stream":true}"#,
+        ),
+        (
+            "/inference/v1/generate",
+            r#"{"token_ids":[1,2,3],"sampling_params":{"max_tokens":3}}"#,
+        ),
+        (
+            "/inference/v1/generate",
+            r#"{"token_ids":[4,5],"sampling_params":{"extra_args":{}},"stream":true}"#,
+        ),
+    ];
+    for (path, body) in bodies.iter().chain(&bodies) {
+        let reply = gateway.post(path, *body).await;
+        assert_eq!(
+            reply.status,
+            200,
+            "{protocol:?} {path} {body}: {}",
+            reply.text()
+        );
+    }
+    for worker in engine.reports() {
+        assert_eq!(worker.mixed_up, 0, "{worker:?}");
+        assert_eq!(worker.requests, 7, "each leg at its turn: {worker:?}");
+        let alone = worker.name.starts_with("decode") && worker.prefill_tokens > 0;
+        assert!(!alone, "a prompt was computed twice: {worker:?}");
+    }
+    assert_eq!((engine.kv_held(), engine.kv_stranded()), (0, 0));
+    gateway.expect_outcomes(&[("routed(blind)", 14)]).await;
+}
+
+#[tokio::test]
+async fn engines_with_nixl_agree() {
+    assert_engines_agree(KvProtocol::Nixl, json!({})).await;
+}
+
+#[tokio::test]
+async fn engines_with_mooncake_agree() {
+    let filter = json!({ "protocol": "mooncake", "mooncake": {} });
+    assert_engines_agree(KvProtocol::Mooncake, filter).await;
+}
+
+#[tokio::test]
+async fn engines_with_shared_storage_agree() {
+    let filter = json!({ "protocol": "shared_storage" });
+    assert_engines_agree(KvProtocol::SharedStorage, filter).await;
 }
