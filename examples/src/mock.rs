@@ -1,12 +1,12 @@
 //! Mock engine: prefill and decode workers that speak vLLM's protocol and keep a real model's time.
 //!
 //! Every worker listens on a loopback port of its own and serves `/v1/completions`,
-//! `/v1/chat/completions`, `/v1/models`, `/health` and `/metrics`. What a request does is replayed
+//! `/v1/chat/completions`, `/v1/responses`, `/inference/v1/generate`, `/v1/models`, `/health` and `/metrics`. What a request does is replayed
 //! from a trace ([`Catalog`]): its prefill answers with the recorded expert signature, and each of
 //! its decode steps activates the recorded experts. Decode workers batch continuously, and a step
 //! takes as long as a [`StepModel`] says for the distinct experts that its tokens activate.
 //!
-//! The KV hand-over is that of vLLM's NixlConnector. A real engine believes what it is told; the
+//! The KV hand-over is that of vLLM's NixlConnector, or another's ([`KvProtocol`]). A real engine believes what it is told; the
 //! mock checks that the `kv_transfer_params` of a decode request are those which prefill handed out
 //! for this prompt and request id, once, and answers 500 and counts if not. Prefill holds the blocks for
 //! a lease; they are freed when decode fetches them, by `POST /v1/kv_transfer/release` (official ELDR fork), or
@@ -78,6 +78,8 @@ pub struct MockConfig {
     pub kv_lease: Duration,
     /// What becomes of a decode request that comes after that.
     pub kv_load_failure_policy: KvLoadFailurePolicy,
+    /// How prefill hands KV blocks over.
+    pub protocol: KvProtocol,
     /// How prefill tells the signature.
     pub signature_carriage: SignatureCarriage,
     /// KV cache of a worker in tokens: what its prefix cache has room for and `vllm:kv_cache_usage_perc` is relative to.
@@ -95,6 +97,18 @@ pub enum KvLoadFailurePolicy {
     Recompute,
 }
 
+/// vLLM's connectors, as far as a gateway sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum KvProtocol {
+    /// NixlConnector: prefill says where the blocks are.
+    Nixl,
+    /// MooncakeConnector: the gateway names the transfer and knows the prefill worker: its bootstrap server is at the
+    /// worker's own address, its `engine_id` is `mock-prefill-0` and so on.
+    Mooncake,
+    /// SharedStorageConnector: nothing on the wire.
+    SharedStorage,
+}
+
 impl Default for MockConfig {
     /// One prefill worker of about 28,000 tokens per second, four decode workers, Qwen3-30B-A3B.
     fn default() -> Self {
@@ -110,6 +124,7 @@ impl Default for MockConfig {
             time_scale: 1.0,
             kv_lease: Duration::from_secs(30),
             kv_load_failure_policy: KvLoadFailurePolicy::Fail,
+            protocol: KvProtocol::Nixl,
             signature_carriage: SignatureCarriage::Header,
             kv_cache_tokens: 1 << 18,
             context_tokens: 1 << 17,

@@ -19,6 +19,8 @@ use serde_json::{Value, json};
 mod kv;
 #[path = "mock/prefixes.rs"]
 mod prefixes;
+#[path = "mock/protocols.rs"]
+mod protocols;
 
 /// What a condition gets to become true: far more than it needs on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -4,6 +4,7 @@
 
 mod check;
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use check::Check;
@@ -56,6 +57,10 @@ struct Raw {
     relay_body_signature: bool,
     #[serde(default)]
     protocol: Protocol,
+    #[serde(default)]
+    mooncake: BTreeMap<String, Mooncake>,
+    #[serde(default)]
+    report_cached_tokens: bool,
     #[serde(default = "default_load_lease_ms")]
     load_lease_ms: u64,
     #[serde(default = "default_load_refresh_ms")]
@@ -203,6 +208,20 @@ pub enum Protocol {
     /// vLLM NixlConnector.
     #[default]
     Nixl,
+    /// vLLM MooncakeConnector.
+    Mooncake,
+    /// Engines that find KV blocks in a storage of theirs, such as vLLM's SharedStorageConnector or LMCache.
+    SharedStorage,
+}
+
+/// A prefill worker as MooncakeConnector's decode side finds it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mooncake {
+    /// URL of its bootstrap server, `http://host:port`.
+    pub bootstrap_addr: String,
+    /// Its `engine_id`.
+    pub engine_id: String,
 }
 
 /// A valid configuration.
@@ -242,6 +261,10 @@ pub struct Config {
     pub relay_body_signature: bool,
     /// How it hands over.
     pub protocol: Protocol,
+    /// Mooncake: the engine behind each prefill cluster, in the same order.
+    pub engines: Vec<Option<Mooncake>>,
+    /// Whether a whole JSON answer is held to say how many prompt tokens prefill had cached.
+    pub report_cached_tokens: bool,
     /// Load sharing between threads.
     pub timing: Timing,
     /// Load that decode workers report.
@@ -360,6 +383,11 @@ impl Config {
         check.range("eject_ms", raw.eject_ms, 0, 600_000);
         check.range("eject_max_ms", raw.eject_max_ms, raw.eject_ms, 3_600_000);
         check.range("relay_ttl_ms", raw.relay_ttl_ms, 1_000, 3_600_000);
+        check.protocol(raw.mode, raw.protocol, &raw.prefill_clusters, &raw.mooncake);
+        if raw.report_cached_tokens && raw.mode == Mode::Relay {
+            let allowed = "false: in relay mode nobody here sees both answers of a request";
+            check.mistake("report_cached_tokens", "true", allowed);
+        }
         if raw.relay_body_signature && raw.mode != Mode::Relay {
             let allowed = "false, or \"mode\": \"relay\"";
             check.mistake("relay_body_signature", "true", allowed);
@@ -385,6 +413,8 @@ impl Config {
         if !check.0.is_empty() {
             return Err(Mistakes(check.0));
         }
+        let engine = |name| raw.mooncake.get(name).cloned();
+        let engines = raw.prefill_clusters.iter().map(engine).collect();
         Ok(Self {
             models,
             decode_clusters,
@@ -406,6 +436,8 @@ impl Config {
             relay_ttl_ms: raw.relay_ttl_ms,
             relay_body_signature: raw.relay_body_signature,
             protocol: raw.protocol,
+            engines,
+            report_cached_tokens: raw.report_cached_tokens,
             timing: Timing {
                 lease_ms: raw.load_lease_ms,
                 refresh_ms: raw.load_refresh_ms,

@@ -10,6 +10,7 @@
 mod calls;
 mod decision;
 mod fetch;
+mod held;
 mod metrics;
 mod relay;
 mod root;

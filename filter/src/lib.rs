@@ -9,7 +9,7 @@
 //! | [`headers`] | what clients may not send and never see; what goes along to prefill |
 //! | [`api`] | which of an engine's APIs a request speaks |
 //! | [`body`] | edits of a JSON object that leave every other byte as it was |
-//! | [`nixl`] | the two legs of vLLM's NixlConnector |
+//! | [`handover`] | how prefill hands KV blocks over to decode, engine by engine |
 //! | [`prefill`] | where a prefill leg goes, and whether it is sent once more |
 //! | [`release`] | KV blocks that no decode worker will fetch |
 //! | [`request`] | life of one request: headers → body → prefill answer → decode leg |
@@ -41,13 +41,13 @@ pub mod body;
 pub mod config;
 pub mod destination;
 pub mod exposition;
+pub mod handover;
 pub mod headers;
 pub mod health;
 #[cfg(target_arch = "wasm32")]
 mod host;
 pub mod load;
 pub mod metrics;
-pub mod nixl;
 pub mod plugin;
 pub mod poll;
 pub mod prefill;

@@ -3,6 +3,7 @@
 use eldr_core::decide::Worker;
 use eldr_core::prefix_hash::{Ring, prompt_key};
 
+use crate::api::Api;
 use crate::body::Object;
 use crate::config::{Config, PrefillPolicy};
 use crate::headers::Header;
@@ -16,6 +17,8 @@ const LEAST_TIME_MS: u64 = 10;
 pub struct Leg {
     /// The request's headers, cleaned.
     pub headers: Vec<Header>,
+    /// The API that it speaks.
+    pub api: Api,
     /// Body of the leg.
     pub body: String,
     /// Beginning of the prompt, where the policy looks at it.
@@ -90,9 +93,9 @@ fn least_loaded(workers: &[Worker], turn: u64) -> usize {
 }
 
 /// Up to `limit` bytes from the beginning of a request's prompt, or of a chat's messages.
-pub fn prefix(request: &Object<'_>, limit: usize) -> Vec<u8> {
-    let prompt = request.get("prompt").or_else(|| request.get("messages"));
-    prompt.map_or_else(Vec::new, |json| prompt_key(json, limit))
+pub fn prefix(api: Api, request: &Object<'_>, limit: usize) -> Vec<u8> {
+    api.prompt(request)
+        .map_or_else(Vec::new, |json| prompt_key(json, limit))
 }
 
 #[cfg(test)]
@@ -146,7 +149,11 @@ mod tests {
             let body = json!({"prompt": prompt}).to_string();
             let object = Object::parse(body.as_bytes()).unwrap();
             let mut leg = Leg {
-                prefix: prefix(&object, plugin.config().prefill_prefix_bytes),
+                prefix: prefix(
+                    Api::Completions,
+                    &object,
+                    plugin.config().prefill_prefix_bytes,
+                ),
                 ..Leg::default()
             };
             plugin.choose_prefill(&mut leg, loads(of), || 0).to_owned()
@@ -166,10 +173,13 @@ mod tests {
 
     #[test]
     fn chats_are_known_by_the_beginning_of_their_messages() {
-        let of = |body: &str| prefix(&Object::parse(body.as_bytes()).unwrap(), 5);
-        assert_eq!(of(r#"{"messages":[{"role":1}]}"#), b"[{\"ro");
-        assert_eq!(of(r#"{"prompt":"a\u0062cdefg"}"#), b"abcde");
-        assert_eq!(of("{}"), b"");
+        let of = |api, body: &str| prefix(api, &Object::parse(body.as_bytes()).unwrap(), 5);
+        assert_eq!(of(Api::Chat, r#"{"messages":[{"role":1}]}"#), b"[{\"ro");
+        let completion = r#"{"prompt":"a\u0062cdefg","input":"x"}"#;
+        assert_eq!(of(Api::Completions, completion), b"abcde");
+        assert_eq!(of(Api::Responses, completion), b"x");
+        assert_eq!(of(Api::Generate, r#"{"token_ids":[1,22,3]}"#), b"1223");
+        assert_eq!(of(Api::Chat, "{}"), b"");
     }
 
     #[test]

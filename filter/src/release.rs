@@ -5,9 +5,9 @@
 
 use serde::Deserialize;
 
-use crate::body::{Edit, Object};
+use crate::body::Object;
+use crate::handover::KV_PARAMS;
 use crate::headers::Header;
-use crate::nixl::KV_PARAMS;
 use crate::prefill::Leg;
 
 /// Most releases under way per thread; what comes on top is left to the engine's lease.
@@ -51,7 +51,10 @@ impl Release {
     /// Releases the blocks that `params` stand for, of the request with this prefill leg.
     pub fn new(form: Form, leg: Leg, params: &str) -> Option<Self> {
         let Leg {
-            mut headers, body, ..
+            api,
+            mut headers,
+            body,
+            ..
         } = leg;
         let body = match form {
             Form::None => return None,
@@ -61,9 +64,7 @@ impl Release {
                 format!("{{\"{KV_PARAMS}\":{params}}}")
             }
             // The prefill leg already asks for one token and no stream.
-            Form::Decode => Object::parse(body.as_bytes())
-                .ok()?
-                .edit(&[(KV_PARAMS, Edit::Set(params.to_owned()))]),
+            Form::Decode => api.with_params(&Object::parse(body.as_bytes()).ok()?, params),
         };
         Some(Self { headers, body })
     }

@@ -12,7 +12,9 @@
 //!   └──► Bypassed
 //! ```
 
+mod answer;
 mod relay;
+mod usage;
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -20,15 +22,16 @@ use std::fmt::Write as _;
 use eldr_core::Outcome;
 use eldr_core::decide::Decision;
 
-use crate::api;
+use crate::api::{Api, Place};
 use crate::body::{self, Object};
 use crate::config::{Config, Mode, OnPrefillFailure, PrefillPolicy};
+use crate::handover::{self, HandOver, KV_PARAMS};
 use crate::headers::{self, Header};
-use crate::nixl;
 use crate::plugin::{ModelIndex, Plugin};
 use crate::prefill::{self, Leg};
 use crate::release::{Form, Release};
 
+pub use answer::{Answer, Reply};
 pub use relay::{MAX_ANSWER_BYTES, Relayed, is_readable};
 
 const NO_KV_PARAMS: &str =
@@ -43,31 +46,6 @@ enum State {
     Relayed,
     Routed,
     Answered,
-}
-
-/// An answer to the client from the gateway.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reply {
-    /// HTTP status.
-    pub status: u32,
-    /// Headers.
-    pub headers: Vec<Header>,
-    /// Body.
-    pub body: Vec<u8>,
-}
-
-impl Reply {
-    /// An error in the shape that OpenAI clients read.
-    fn error(status: u32, kind: &str, message: &str) -> Self {
-        let body = serde_json::json!({
-            "error": {"message": message, "type": kind, "param": null, "code": status}
-        });
-        Self {
-            status,
-            headers: vec![("content-type".into(), b"application/json".to_vec())],
-            body: body.to_string().into_bytes(),
-        }
-    }
 }
 
 /// What to do once the request headers are there.
@@ -119,47 +97,25 @@ pub struct Head {
     pub bytes: String,
 }
 
-/// The prefill worker's answer as the host hands it out.
-#[derive(Debug)]
-pub struct Answer {
-    /// Headers; none at all after a reset or an answer that was too large.
-    pub headers: Vec<Header>,
-    /// Body.
-    pub body: Vec<u8>,
-}
-
-impl Answer {
-    /// No answer at all.
-    pub fn none() -> Self {
-        Self {
-            headers: vec![],
-            body: vec![],
-        }
-    }
-
-    /// HTTP status; `None` where there is no answer.
-    pub fn status(&self) -> Option<u32> {
-        let value = headers::get(&self.headers, ":status")?;
-        std::str::from_utf8(value).ok()?.parse().ok()
-    }
-}
-
 /// One request.
 #[derive(Debug)]
 pub struct Request {
     state: State,
     outcome: Option<Outcome>,
-    /// Whether the path is one that we route.
-    generates: bool,
+    /// The API of the path, if it is one that we route.
+    api: Option<Api>,
     leg: Leg,
     /// Raw params of a hand-over that decode has, unless it turns out that no worker got it.
     handed_over: Option<String>,
     model: Option<ModelIndex>,
     /// Signature header of a coordinator's request.
     carried: Option<Vec<u8>>,
-    /// Body up to and with the opening brace.
-    opening: String,
-    is_empty_object: bool,
+    /// Where the body gets its hand-over.
+    place: Place,
+    /// Mooncake: names this request's transfer.
+    transfer_id: String,
+    /// Prompt tokens that prefill had cached, where the answer is to say so.
+    cached_tokens: Option<u64>,
     decision: String,
     /// Headers of our own answer that the host's call for that cannot take; added as the answer goes out.
     not_text: Vec<Header>,
@@ -170,13 +126,14 @@ impl Default for Request {
         Self {
             state: State::New,
             outcome: None,
-            generates: false,
+            api: None,
             leg: Leg::default(),
             handed_over: None,
             model: None,
             carried: None,
-            opening: String::new(),
-            is_empty_object: false,
+            place: Place::default(),
+            transfer_id: String::new(),
+            cached_tokens: None,
             decision: String::new(),
             not_text: Vec::new(),
         }
@@ -187,14 +144,14 @@ impl Request {
     /// Takes the request headers, already without those that steer.
     pub fn on_headers(&mut self, headers: Vec<Header>, end_of_stream: bool) -> OnHeaders {
         let is_post = headers::get(&headers, ":method") == Some(b"POST");
-        self.generates = api::is_generation(headers::get(&headers, ":path").unwrap_or_default());
+        self.api = Api::of(headers::get(&headers, ":path").unwrap_or_default());
         // Engines take transfer params on more paths than we route, and read as JSON what does not say otherwise.
         let may_be_json = headers::get(&headers, "content-type").is_none_or(|kind| {
             kind.to_ascii_lowercase()
                 .windows(4)
                 .any(|word| word == b"json")
         });
-        if !is_post || end_of_stream || !(self.generates || may_be_json) {
+        if !is_post || end_of_stream || !(self.api.is_some() || may_be_json) {
             self.state = State::Bypassed;
             return OnHeaders::Bypass;
         }
@@ -215,6 +172,11 @@ impl Request {
         OnHeaders::ReadBody
     }
 
+    /// Names the transfer of KV blocks; two requests with one name would get each other's.
+    pub fn names_transfer(&mut self, id: String) {
+        self.transfer_id = id;
+    }
+
     /// True while the body is being collected.
     pub fn reads_body(&self) -> bool {
         self.state == State::ReadingBody
@@ -227,14 +189,14 @@ impl Request {
 
     /// Takes the complete body.
     pub fn on_body(&mut self, plugin: &Plugin, bytes: &[u8]) -> OnBody {
-        if !self.generates {
+        let Some(api) = self.api else {
             // Where other engine paths take transfer params, they may be further inside.
             // A coordinator may send them.
             if plugin.config().mode == Mode::Relay {
                 self.state = State::Bypassed;
                 return OnBody::Bypass;
             }
-            return match body::has_key_anywhere(bytes, nixl::KV_PARAMS) {
+            return match body::has_key_anywhere(bytes, KV_PARAMS) {
                 Ok(false) => {
                     self.state = State::Bypassed;
                     OnBody::Bypass
@@ -242,7 +204,7 @@ impl Request {
                 Ok(true) => OnBody::Reply(self.refuse(400, NO_KV_PARAMS)),
                 Err(error) => OnBody::Reply(self.refuse(400, &not_json(&error))),
             };
-        }
+        };
         // Not for the engine to judge: its parser takes more than JSON (NaN, UTF-16, lone surrogates), and a body that
         // we cannot read could carry the fields that a client may not send.
         let object = match Object::parse(bytes) {
@@ -252,24 +214,22 @@ impl Request {
         let model = object.get("model").and_then(body::string);
         self.model = plugin.model(model.as_deref());
         if plugin.config().mode == Mode::Relay {
-            return self.on_relayed_body(plugin, &object);
+            return self.on_relayed_body(plugin, api, &object);
         }
-        if object.has(nixl::KV_PARAMS) {
+        if api.has_params(&object) {
             return OnBody::Reply(self.refuse(400, NO_KV_PARAMS));
         }
-        if api::is_batch(&object) {
+        let place = api.place(&object).filter(|_| !api.goes_alone(&object));
+        let Some(place) = place else {
             return OnBody::Route;
-        }
-        let brace = bytes
-            .iter()
-            .position(|&byte| byte == b'{')
-            .unwrap_or_default();
-        let opening = bytes.get(..=brace).unwrap_or_default();
-        self.opening = String::from_utf8_lossy(opening).into_owned();
-        self.is_empty_object = object.is_empty();
-        self.leg.body = nixl::prefill_body(&object);
-        if plugin.config().prefill_policy == PrefillPolicy::PrefixHash {
-            self.leg.prefix = prefill::prefix(&object, plugin.config().prefill_prefix_bytes);
+        };
+        self.place = place;
+        let config = plugin.config();
+        let params = handover::prefill_params(config.protocol, &self.transfer_id);
+        self.leg.api = api;
+        self.leg.body = api.prefill_body(&object, params.as_deref());
+        if config.prefill_policy == PrefillPolicy::PrefixHash {
+            self.leg.prefix = prefill::prefix(api, &object, config.prefill_prefix_bytes);
         }
         self.state = State::Prefilling;
         OnBody::Prefill
@@ -310,15 +270,20 @@ impl Request {
     ) -> Result<OnPrefill<'a>, (u32, &'static str)> {
         match answer.status() {
             Some(200..=299) => {
-                let hand_over = nixl::hand_over(&answer.body)
+                let object = Object::parse(&answer.body)
                     .map_err(|_| (502, "gave an answer that is not JSON"))?;
+                let said = handover::read(&object);
                 let header = headers::get(&answer.headers, headers::SIGNATURE).map(Cow::Borrowed);
-                let eldr_sig = hand_over.as_ref().and_then(|all| all.eldr_sig.as_deref());
+                let eldr_sig = said.as_ref().and_then(|said| said.eldr_sig.as_deref());
                 let from_eldr_sig = || plugin.header_from_eldr_sig(self.model, eldr_sig?);
                 let signature = header.or_else(|| from_eldr_sig().map(Cow::Owned));
-                let head = hand_over.as_ref().map(|all| self.head(&all.params));
+                let params = self.params(&object, said.as_ref(), plugin.config());
+                let head = params.as_deref().map(|params| self.head(params));
+                if plugin.config().report_cached_tokens {
+                    self.cached_tokens = usage::cached_tokens(self.leg.api, &object);
+                }
                 if plugin.config().release != Form::None {
-                    self.handed_over = hand_over.map(|all| all.params);
+                    self.handed_over = params;
                 }
                 Ok(OnPrefill::Route { signature, head })
             }
@@ -341,13 +306,28 @@ impl Request {
     }
 
     /// Takes a prefill answer that came too late for its client. The blocks it pins, if any, are to be released.
-    pub fn on_late_prefill(&mut self, answer: &Answer, form: Form) -> Option<Release> {
-        let leg = std::mem::take(&mut self.leg);
-        let success = matches!(answer.status(), Some(200..=299));
-        let hand_over = success
-            .then(|| nixl::hand_over(&answer.body).ok())
-            .flatten();
-        Release::new(form, leg, &hand_over.flatten()?.params)
+    pub fn on_late_prefill(&mut self, answer: &Answer, config: &Config) -> Option<Release> {
+        if !matches!(answer.status(), Some(200..=299)) {
+            return None;
+        }
+        let object = Object::parse(&answer.body).ok()?;
+        let params = self.params(&object, handover::read(&object).as_ref(), config)?;
+        Release::new(config.release, std::mem::take(&mut self.leg), &params)
+    }
+
+    /// Params of the decode leg.
+    fn params(
+        &self,
+        answer: &Object<'_>,
+        said: Option<&HandOver>,
+        config: &Config,
+    ) -> Option<String> {
+        let from = self
+            .leg
+            .cluster
+            .and_then(|cluster| config.engines.get(cluster)?.as_ref());
+        let (protocol, api, id) = (config.protocol, self.leg.api, &self.transfer_id);
+        handover::decode_params(protocol, api, answer, said, id, from)
     }
 
     /// Whether the request took blocks along of which it is not known that a worker got them.
@@ -470,11 +450,14 @@ impl Request {
     }
 
     fn head(&self, params: &str) -> Head {
-        let comma = if self.is_empty_object { "" } else { "," };
-        let bytes = format!("{}\"{}\":{params}{comma}", self.opening, nixl::KV_PARAMS);
+        let Place {
+            replaces,
+            before,
+            after,
+        } = &self.place;
         Head {
-            replaces: self.opening.len(),
-            bytes,
+            replaces: *replaces,
+            bytes: format!("{before}{params}{after}"),
         }
     }
 }

@@ -11,7 +11,8 @@ use comfy_table::Table;
 use eldr_core::Geometry;
 use eldr_core::engine::StepModel;
 use eldr_examples::mock::{
-    Catalog, KvLoadFailurePolicy, MockConfig, MockEngine, SignatureCarriage, WorkerReport,
+    Catalog, KvLoadFailurePolicy, KvProtocol, MockConfig, MockEngine, SignatureCarriage,
+    WorkerReport,
 };
 use eldr_examples::records;
 use serde_json::json;
@@ -58,6 +59,9 @@ struct Args {
     /// What a decode worker does when that time has run out.
     #[arg(long, value_enum, value_name = "POLICY", default_value_t = KvLoadFailurePolicy::Fail)]
     kv_load_failure_policy: KvLoadFailurePolicy,
+    /// How prefill hands KV blocks over.
+    #[arg(long, value_enum, value_name = "PROTOCOL", default_value_t = KvProtocol::Nixl)]
+    protocol: KvProtocol,
     /// How prefill tells the signature.
     #[arg(long, value_enum, value_name = "WHERE", default_value_t = SignatureCarriage::Header)]
     signature_carriage: SignatureCarriage,
@@ -111,6 +115,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         time_scale: if args.instant { 0.0 } else { args.time_scale },
         kv_lease: Duration::from_millis(args.kv_lease_ms),
         kv_load_failure_policy: args.kv_load_failure_policy,
+        protocol: args.protocol,
         signature_carriage: args.signature_carriage,
         ..MockConfig::default()
     };

@@ -3,6 +3,8 @@
 //! The same request gives the same bytes: ids come from `x-request-id`, `created` is the engine's
 //! start, token `i` of every answer is the word ` w{i}`.
 
+mod shapes;
+
 use bytes::Bytes;
 use serde::Serialize;
 use serde_json::Value;
@@ -10,7 +12,7 @@ use serde_json::Value;
 use super::request::Api;
 
 /// The end of a stream of server-sent events.
-pub(crate) const DONE: &str = "data: [DONE]\n\n";
+const DONE: &str = "data: [DONE]\n\n";
 
 /// What all chunks of one answer share.
 #[derive(Clone, Debug)]
@@ -101,24 +103,27 @@ pub(crate) fn word(token: u32) -> String {
 impl Answer {
     /// The whole answer, one entry of `tokens` per choice.
     pub(crate) fn whole(&self, tokens: &[u32], usage: Usage, params: Option<&Value>) -> Bytes {
+        if matches!(self.api, Api::Responses | Api::Generate) {
+            return self.whole_value(tokens, usage, params).to_string().into();
+        }
         let choices = tokens
             .iter()
             .enumerate()
             .map(|(index, &tokens)| {
                 let text: String = (0..tokens).map(word).collect();
                 let content = match self.api {
-                    Api::Completions => Content::Text(text),
                     Api::Chat => Content::Message {
                         role: "assistant",
                         content: text,
                     },
+                    _ => Content::Text(text),
                 };
                 self.choice(index, content, true)
             })
             .collect();
         let object = match self.api {
-            Api::Completions => "text_completion",
             Api::Chat => "chat.completion",
+            _ => "text_completion",
         };
         self.json(object, choices, Some(usage), params).into()
     }
@@ -126,7 +131,8 @@ impl Answer {
     /// The event that opens a choice of a chat stream; completions have none.
     pub(crate) fn opening(&self, index: usize) -> Option<String> {
         match self.api {
-            Api::Completions => None,
+            Api::Completions | Api::Generate => None,
+            Api::Responses => Some(self.created()),
             Api::Chat => {
                 let delta = Delta {
                     role: Some("assistant"),
@@ -140,6 +146,7 @@ impl Answer {
     /// The event that carries one token.
     pub(crate) fn token(&self, index: usize, token: u32, last: bool) -> String {
         let content = match self.api {
+            Api::Responses | Api::Generate => return self.token_event(index, token, last),
             Api::Completions => Content::Text(word(token)),
             Api::Chat => Content::Delta(Delta {
                 role: None,
@@ -167,8 +174,8 @@ impl Answer {
 
     fn event(&self, choices: Vec<Choice<'_>>, usage: Option<Usage>) -> String {
         let object = match self.api {
-            Api::Completions => "text_completion",
             Api::Chat => "chat.completion.chunk",
+            _ => "text_completion",
         };
         format!("data: {}\n\n", self.json(object, choices, usage, None))
     }

@@ -7,7 +7,7 @@
 //! that mixes up two requests gets a wrong answer with status 200. The mock remembers what it handed
 //! out and to whom, so that a mix-up is an error that a test can see.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -47,6 +47,8 @@ struct Inner {
     /// Hand-overs whose blocks were freed, oldest first.
     ended: VecDeque<String>,
     stranded: HashMap<Arc<str>, Blocks>,
+    /// Shared storage: prompts whose blocks it has.
+    stored: HashSet<u64>,
 }
 
 /// A hand-over from prefill to decode.
@@ -132,18 +134,70 @@ impl Registry {
             "remote_blocks_expiry_time": null,
             "transfer_mode": "pull",
         });
-        let handed = Handed {
+        let handed = self.handed(worker, params.clone(), owner, blocks, pinned);
+        inner.handed.insert(id, handed);
+        params
+    }
+
+    /// The same as MooncakeConnector does it: whoever sent the request gave the transfer its name, and knows where this
+    /// worker's bootstrap server is and what its engine is called. An error if the name was used before.
+    pub(crate) fn hold_transfer(
+        &self,
+        worker: &Arc<str>,
+        address: std::net::SocketAddr,
+        transfer_id: &str,
+        tokens: u64,
+        owner: Owner,
+        pinned: Vec<Pinned>,
+    ) -> Result<(), String> {
+        let mut inner = self.current();
+        if transfer_id.is_empty() || inner.handed.contains_key(transfer_id) {
+            return Err(format!(
+                "transfer_id `{transfer_id}` is missing or was used before"
+            ));
+        }
+        let blocks = tokens.div_ceil(BLOCK_TOKENS).max(1);
+        let params = json!({
+            "do_remote_prefill": true,
+            "do_remote_decode": false,
+            "transfer_id": transfer_id,
+            "remote_bootstrap_addr": format!("http://{address}"),
+            "remote_engine_id": format!("mock-{worker}"),
+        });
+        let handed = self.handed(worker, params, owner, blocks, pinned);
+        inner.handed.insert(transfer_id.to_owned(), handed);
+        Ok(())
+    }
+
+    /// Shared storage: whether the blocks of this prompt are found there by a decode worker; a prefill worker leaves
+    /// them there.
+    pub(crate) fn stores(&self, prompt: u64, is_prefill: bool) -> bool {
+        let mut inner = self.current();
+        if is_prefill {
+            inner.stored.insert(prompt);
+            return false;
+        }
+        inner.stored.contains(&prompt)
+    }
+
+    fn handed(
+        &self,
+        worker: &Arc<str>,
+        params: Value,
+        owner: Owner,
+        blocks: u64,
+        pinned: Vec<Pinned>,
+    ) -> Handed {
+        Handed {
             worker: Arc::clone(worker),
-            params: params.clone(),
+            params,
             owner,
             blocks,
             pinned,
             state: State::Held {
                 until: Instant::now() + self.lease,
             },
-        };
-        inner.handed.insert(id, handed);
-        params
+        }
     }
 
     /// Fetches the blocks that `params` names, once; the error says what was mixed up.
@@ -296,6 +350,7 @@ impl Inner {
 fn request_id_of(params: &Value) -> &str {
     params
         .get("remote_request_id")
+        .or_else(|| params.get("transfer_id"))
         .and_then(Value::as_str)
         .unwrap_or_default()
 }

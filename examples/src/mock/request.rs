@@ -14,6 +14,8 @@ use super::prompt::{tokens_of, trace_id_of};
 pub(crate) enum Api {
     Completions,
     Chat,
+    Responses,
+    Generate,
 }
 
 /// A valid request.
@@ -27,6 +29,8 @@ pub(crate) struct GenerationRequest {
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
     pub(crate) kv: KvTransfer,
+    /// MooncakeConnector's name of the transfer.
+    pub(crate) transfer_id: Option<String>,
 }
 
 /// What the engine needs to know of a prompt.
@@ -129,6 +133,32 @@ struct Raw {
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     kv_transfer_params: Option<Value>,
+    input: Option<RawInput>,
+    max_output_tokens: Option<u64>,
+    previous_response_id: Option<String>,
+    background: Option<bool>,
+    token_ids: Option<Vec<u64>>,
+    sampling_params: Option<Sampling>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum RawInput {
+    Text(String),
+    Items(Vec<Message>),
+}
+
+#[derive(Deserialize)]
+struct Sampling {
+    max_tokens: Option<u64>,
+    min_tokens: Option<u64>,
+    n: Option<u64>,
+    extra_args: Option<ExtraArgs>,
+}
+
+#[derive(Deserialize)]
+struct ExtraArgs {
+    kv_transfer_params: Option<Value>,
 }
 
 #[derive(Deserialize)]
@@ -167,9 +197,21 @@ impl GenerationRequest {
     /// Reads the body of a call to `api`, with the checks that vLLM makes and a gateway can trip over.
     pub(crate) fn parse(api: Api, body: &[u8], limits: &Limits) -> Result<Self, ApiError> {
         // By way of `Value`, where the last of several equal keys wins, as in Python.
-        let raw: Raw = serde_json::from_slice::<Value>(body)
+        let mut raw: Raw = serde_json::from_slice::<Value>(body)
             .and_then(serde_json::from_value)
             .map_err(|error| ApiError::bad_request(format!("the body is invalid: {error}")))?;
+        if api == Api::Generate {
+            raw.take_sampling()?;
+        }
+        if raw.previous_response_id.is_some() {
+            let message = "Response with that id not found: this worker stores none.";
+            return Err(ApiError::not_found(message));
+        }
+        if raw.background == Some(true) {
+            return Err(ApiError::bad_request(
+                "background needs a store of responses",
+            ));
+        }
         if let Some(model) = raw.model.filter(|model| *model != limits.model) {
             return Err(ApiError {
                 param: Some("model"),
@@ -181,6 +223,15 @@ impl GenerationRequest {
             (Api::Completions, None, _) => return Err(missing("prompt")),
             (Api::Chat, _, Some(messages)) => vec![conversation(&messages)],
             (Api::Chat, _, None) => return Err(missing("messages")),
+            (Api::Responses, ..) => match raw.input.ok_or_else(|| missing("input"))? {
+                RawInput::Text(text) => vec![text_prompt(&text)],
+                RawInput::Items(items) => vec![conversation(&items)],
+            },
+            (Api::Generate, ..) => {
+                vec![id_prompt(
+                    &raw.token_ids.ok_or_else(|| missing("token_ids"))?,
+                )]
+            }
         };
         if prompts.is_empty() || prompts.iter().any(|prompt| prompt.tokens == 0) {
             return Err(ApiError::bad_request("The decoder prompt cannot be empty"));
@@ -199,10 +250,15 @@ impl GenerationRequest {
             return Err(ApiError::bad_request(message));
         }
         let max_tokens = match api {
-            Api::Completions => raw.max_tokens,
+            Api::Completions | Api::Generate => raw.max_tokens,
+            Api::Responses => raw.max_output_tokens,
             Api::Chat => raw.max_completion_tokens.or(raw.max_tokens),
         };
         check_lengths(max_tokens, raw.min_tokens, &prompts, limits)?;
+        let transfer_id = raw
+            .kv_transfer_params
+            .as_ref()
+            .and_then(|params| Some(params.get("transfer_id")?.as_str()?.to_owned()));
         let kv = transfer(raw.kv_transfer_params)?;
         if kv == KvTransfer::RemoteDecode && stream {
             return Err(ApiError::bad_request(
@@ -220,7 +276,28 @@ impl GenerationRequest {
                 .and_then(|options| options.include_usage)
                 .unwrap_or(false),
             kv,
+            transfer_id,
         })
+    }
+}
+
+impl Raw {
+    /// Puts what token requests have in `sampling_params` where others have it.
+    fn take_sampling(&mut self) -> Result<(), ApiError> {
+        let Some(sampling) = self.sampling_params.take() else {
+            return Err(missing("sampling_params"));
+        };
+        if self.kv_transfer_params.is_some() {
+            let message = "kv_transfer_params belong into sampling_params.extra_args";
+            return Err(ApiError::bad_request(message));
+        }
+        if sampling.n.is_some_and(|n| n != 1) {
+            return Err(ApiError::bad_request("n must be 1 for token requests"));
+        }
+        (self.max_tokens, self.min_tokens) = (sampling.max_tokens, sampling.min_tokens);
+        let extra_args = sampling.extra_args;
+        self.kv_transfer_params = extra_args.and_then(|extra| extra.kv_transfer_params);
+        Ok(())
     }
 }
 

@@ -21,7 +21,8 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use super::answer::{Answer, DONE, Usage};
+use super::KvProtocol;
+use super::answer::{Answer, Usage};
 use super::metrics;
 use super::registry::{Fetched, Owner, Release};
 use super::request::{Api, ApiError, GenerationRequest, KvTransfer, release_params};
@@ -39,6 +40,8 @@ pub(crate) async fn serve(listener: TcpListener, worker: Arc<Worker>) -> Infalli
     let router = Router::new()
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat))
+        .route("/v1/responses", post(responses))
+        .route("/inference/v1/generate", post(generate_tokens))
         .route("/v1/kv_transfer/release", post(release))
         .route("/v1/models", get(models))
         .route("/health", get(|| async { StatusCode::OK }))
@@ -83,6 +86,22 @@ async fn chat(
     generate(&worker, Api::Chat, &headers, &body).await
 }
 
+async fn responses(
+    State(worker): State<Arc<Worker>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, ApiError> {
+    generate(&worker, Api::Responses, &headers, &body).await
+}
+
+async fn generate_tokens(
+    State(worker): State<Arc<Worker>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, ApiError> {
+    generate(&worker, Api::Generate, &headers, &body).await
+}
+
 /// Frees KV blocks that no decode worker will fetch, as the official ELDR fork does.
 async fn release(State(worker): State<Arc<Worker>>, body: Bytes) -> Result<Response, ApiError> {
     let released = match worker.release(&release_params(&body)?) {
@@ -123,6 +142,10 @@ async fn generate(
 ) -> Result<Response, ApiError> {
     let shared = &worker.shared;
     let request = GenerationRequest::parse(api, body, &shared.limits)?;
+    if worker.speaks(KvProtocol::SharedStorage) && request.kv != KvTransfer::None {
+        let message = "the shared storage connector takes no kv_transfer_params";
+        return Err(ApiError::bad_request(message));
+    }
     worker.counters().requests += 1;
     let request_id = headers
         .get(REQUEST_ID)
@@ -143,13 +166,15 @@ async fn generate(
             let decoded = lengths.iter().copied().map(u64::from).sum();
             let usage = Usage::new(prompt_tokens, prefilled.cached_tokens, decoded);
             let signature = worker.signature_header(&prefilled);
-            let params = worker.hold(&answer.id, prompt_tokens, owner, prefilled);
-            let response = json_response(answer.whole(&lengths, usage, Some(&params)));
+            let id = request.transfer_id.as_deref();
+            let params = worker.hold(&answer.id, prompt_tokens, owner, prefilled, id)?;
+            let response = json_response(answer.whole(&lengths, usage, params.as_ref()));
             return Ok(signed(response, signature));
         }
         KvTransfer::RemotePrefill(params) if worker.fetch(params, &owner)? == Fetched::InTime => {
             (None, 0)
         }
+        KvTransfer::None if worker.finds_stored(owner.prompt) => (None, 0),
         KvTransfer::RemotePrefill(_) | KvTransfer::None => {
             let prefilled = worker.prefill(&request.prompts).await;
             (worker.signature_header(&prefilled), prefilled.cached_tokens)
@@ -167,6 +192,7 @@ async fn generate(
             done: vec![false; lengths.len()],
             sent: 0,
             usage,
+            prompt: (prompt_tokens, cached_tokens),
         };
         let kind = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8")];
         (kind, Body::new(body)).into_response()
@@ -189,6 +215,8 @@ fn answer(
     let prefix = match api {
         Api::Completions => "cmpl",
         Api::Chat => "chatcmpl",
+        Api::Responses => "resp",
+        Api::Generate => "gen",
     };
     let id = match request_id {
         Some(id) => format!("{prefix}-{id}"),
@@ -235,6 +263,8 @@ struct EventStream {
     sent: u64,
     /// The prompt's tokens and how many of them were cached, if the client wants the usage told.
     usage: Option<(u64, u64)>,
+    /// The same two, for those who want it told at the end.
+    prompt: (u64, u64),
 }
 
 impl hyper::body::Body for EventStream {
@@ -265,7 +295,9 @@ impl hyper::body::Body for EventStream {
                     .answer
                     .usage(Usage::new(prompt_tokens, cached_tokens, this.sent));
             }
-            events += DONE;
+            let (prompt_tokens, cached_tokens) = this.prompt;
+            let usage = Usage::new(prompt_tokens, cached_tokens, this.sent);
+            events += &this.answer.end(usage);
         }
         Poll::Ready(Some(Ok(Frame::data(events.into()))))
     }

@@ -17,7 +17,7 @@ use super::registry::{Fetched, Owner, Registry, Release};
 use super::request::{ApiError, GenerationRequest, Limits, Prompt};
 use super::stats::{Counted, Counters, Gauges, WorkerReport};
 use super::steps::{Sequence, StepLoop, Tokens, scaled};
-use super::{KvLoadFailurePolicy, MockConfig};
+use super::{KvLoadFailurePolicy, KvProtocol, MockConfig};
 
 /// What all workers of one engine share.
 #[derive(Debug)]
@@ -192,12 +192,23 @@ impl Worker {
         tokens: u64,
         owner: Owner,
         prefilled: Prefilled,
-    ) -> Value {
+        transfer_id: Option<&str>,
+    ) -> Result<Option<Value>, ApiError> {
         let Prefilled {
             signature, pinned, ..
         } = prefilled;
         let shared = &self.shared;
         let (name, address) = (&self.name, self.address);
+        if self.speaks(KvProtocol::Mooncake) {
+            let id = transfer_id.unwrap_or_default();
+            let held = shared
+                .registry
+                .hold_transfer(name, address, id, tokens, owner, pinned);
+            return held.map(|()| None).map_err(|mix_up| {
+                self.counters().mixed_up += 1;
+                ApiError::internal(mix_up)
+            });
+        }
         let mut params = shared
             .registry
             .hold(name, address, answer_id, tokens, owner, pinned);
@@ -206,7 +217,22 @@ impl Worker {
         {
             params[ELDR_SIG] = eldr_sig(&signature).into();
         }
-        params
+        Ok(Some(params))
+    }
+
+    /// Whether the engine hands KV blocks over in this way.
+    pub(crate) fn speaks(&self, protocol: KvProtocol) -> bool {
+        self.shared.config.protocol == protocol
+    }
+
+    /// Shared storage: whether these prompts' blocks are there already, so that decode finds them. A prefill worker
+    /// computes, or finds in its own cache, and leaves them there.
+    pub(crate) fn finds_stored(&self, prompt: u64) -> bool {
+        self.speaks(KvProtocol::SharedStorage)
+            && self
+                .shared
+                .registry
+                .stores(prompt, self.name.starts_with("prefill"))
     }
 
     /// Takes over the KV blocks that `params` names.

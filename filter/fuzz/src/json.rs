@@ -42,13 +42,14 @@ pub enum Text {
     Any(String),
 }
 
-const KNOWN: [&str; 13] = [
+const KNOWN: [&str; 14] = [
     "kv_transfer_params",
     "eldr_sig",
     "stream",
     "stream_options",
     "max_tokens",
     "max_completion_tokens",
+    "best_of",
     "min_tokens",
     "n",
     "prompt",

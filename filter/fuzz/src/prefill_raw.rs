@@ -2,7 +2,8 @@
 //! client's with it.
 
 use super::json::{pairs, plugin, value};
-use eldr_filter::nixl::hand_over;
+use eldr_filter::body::Object;
+use eldr_filter::handover;
 use eldr_filter::plugin::Plugin;
 use eldr_filter::request::{Answer, OnBody, OnPrefill, Request};
 use serde_json::Value;
@@ -15,7 +16,7 @@ thread_local! {
 
 /// Panics where a promise is broken.
 pub fn check(bytes: &[u8]) {
-    let found = hand_over(bytes);
+    let found = Object::parse(bytes).map(|answer| handover::read(&answer));
     match (value(bytes), &found) {
         (Ok(Value::Object(map)), Ok(found)) => {
             let expected = map.get("kv_transfer_params").and_then(Value::as_object);

@@ -47,7 +47,7 @@ const ELDR_SIG: &str = "eldr_sig";
 fn prefill_members(client: &[(String, String)]) -> Vec<(String, String)> {
     let replaced = |key: &str| match key {
         "stream" => Some("false"),
-        "max_tokens" | "max_completion_tokens" | "n" => Some("1"),
+        "max_tokens" | "max_completion_tokens" | "best_of" | "n" => Some("1"),
         _ => None,
     };
     let mut members: Vec<(String, String)> = client

@@ -1,5 +1,7 @@
 //! From raw to valid: every value is looked at, and every mistake noted.
 
+use std::collections::BTreeMap;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use eldr_core::blob::Blob;
@@ -7,7 +9,7 @@ use eldr_core::decide::Rule;
 use eldr_core::route::Map;
 use serde_json::Value;
 
-use super::{Mistake, Model, RawBlob, RawHttp, RawModel};
+use super::{Mistake, Mode, Model, Mooncake, Protocol, RawBlob, RawHttp, RawModel};
 use crate::destination::{self, Destination, Kind};
 use crate::poll::Source;
 use crate::reports::Reporting;
@@ -67,6 +69,59 @@ impl Check {
             if !visible || !first {
                 let allowed = "visible ASCII characters, each cluster once";
                 self.mistake(&format!("{field}[{index}]"), &format!("{name:?}"), allowed);
+            }
+        }
+    }
+
+    pub(super) fn protocol(
+        &mut self,
+        mode: Mode,
+        protocol: Protocol,
+        clusters: &[String],
+        engines: &BTreeMap<String, Mooncake>,
+    ) {
+        if mode == Mode::Relay && protocol == Protocol::SharedStorage {
+            let allowed = "a protocol whose legs can be told apart: nixl, mooncake";
+            self.mistake(
+                "protocol",
+                "\"shared_storage\" with \"mode\": \"relay\"",
+                allowed,
+            );
+        }
+        // In relay mode the coordinator knows them.
+        let needed = mode == Mode::Orchestrate && protocol == Protocol::Mooncake;
+        for cluster in clusters
+            .iter()
+            .filter(|name| needed && !engines.contains_key(*name))
+        {
+            let allowed = "{\"bootstrap_addr\": \"http://host:8998\", \"engine_id\": \"…\"}";
+            self.mistake(&format!("mooncake.{cluster}"), "nothing", allowed);
+        }
+        for (
+            name,
+            Mooncake {
+                bootstrap_addr,
+                engine_id,
+            },
+        ) in engines
+        {
+            if !needed || !clusters.contains(name) {
+                let allowed =
+                    "clusters of `prefill_clusters`, where the filter runs mooncake's prefill leg";
+                self.mistake("mooncake", &format!("{name:?}"), allowed);
+            }
+            if !bootstrap_addr.starts_with("http://") && !bootstrap_addr.starts_with("https://") {
+                let allowed = "a URL such as \"http://10.0.0.1:8998\"";
+                let field = format!("mooncake.{name}.bootstrap_addr");
+                self.mistake(&field, &format!("{bootstrap_addr:?}"), allowed);
+            }
+            if engine_id.is_empty() {
+                let field = format!("mooncake.{name}.engine_id");
+                self.mistake(
+                    &field,
+                    "\"\"",
+                    "the `engine_id` of the worker's `--kv-transfer-config`",
+                );
             }
         }
     }

@@ -241,6 +241,56 @@ fn relay_mode_has_defaults_and_ranges_and_settings_of_its_own() {
 }
 
 #[test]
+fn mooncake_wants_to_know_every_prefill_engine_and_others_none() {
+    let mut value = minimal();
+    value["protocol"] = json!("mooncake");
+    let text = parse(&value).unwrap_err().to_string();
+    assert!(
+        text.contains("mooncake.prefill: found nothing, allowed: {\"boot"),
+        "{text}"
+    );
+    let engine = json!({"bootstrap_addr": "http://10.0.0.1:8998", "engine_id": "p"});
+    value["mooncake"] = json!({ "prefill": engine });
+    let config = parse(&value).unwrap();
+    assert_eq!(config.protocol, Protocol::Mooncake);
+    assert_eq!(config.engines[0].as_ref().unwrap().engine_id, "p");
+    value["mooncake"]["other"] = json!({"bootstrap_addr": "10.0.0.1:8998", "engine_id": ""});
+    let text = parse(&value).unwrap_err().to_string();
+    for expected in [
+        "3 mistake(s)",
+        "mooncake: found \"other\"",
+        "mooncake.other.bootstrap_addr: found \"10.0.0.1:8998\"",
+        "mooncake.other.engine_id: found \"\"",
+    ] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    value["mooncake"] = json!({ "prefill": engine });
+    value["protocol"] = json!("nixl");
+    assert!(parse(&value).is_err(), "nixl has no use for it");
+    value["mooncake"] = json!({});
+    value["mode"] = json!("relay");
+    value["protocol"] = json!("mooncake");
+    assert!(parse(&value).is_ok(), "the coordinator knows them");
+}
+
+#[test]
+fn what_relay_mode_cannot_do_is_refused() {
+    let mut value = minimal();
+    value["protocol"] = json!("shared_storage");
+    value["report_cached_tokens"] = json!(true);
+    assert!(parse(&value).unwrap().report_cached_tokens);
+    value["mode"] = json!("relay");
+    let text = parse(&value).unwrap_err().to_string();
+    for expected in [
+        "2 mistake(s)",
+        "protocol: found",
+        "report_cached_tokens: found true",
+    ] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+}
+
+#[test]
 fn a_blob_may_come_over_http() {
     let mut config = minimal();
     config["models"][0]["blob"] = json!({"http": {"cluster": "eldr-serve", "path": "/v1/blob"}});

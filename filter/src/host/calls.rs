@@ -147,8 +147,11 @@ fn on_prefill(root: u32, stream: u32, waiting: Waiting, answer: &Answer) {
         return;
     }
     vm::with(|vm| vm.metrics.count(metrics::LATE_PREFILL));
-    let form = waiting.plugin.borrow().config().release;
-    let release = waiting.request.borrow_mut().on_late_prefill(answer, form);
+    let release = {
+        let plugin = waiting.plugin.borrow();
+        let mut request = waiting.request.borrow_mut();
+        request.on_late_prefill(answer, plugin.config())
+    };
     if let Some(release) = release {
         send_release(root, &release, &waiting.plugin, None);
     }

@@ -7,9 +7,10 @@ use super::decision::{self, Clue};
 use super::stream;
 use super::vm::{self, Waiting};
 use super::{EnvoyShared, headers, now_ms, remove_header, set_header};
+use crate::body::Object;
+use crate::handover;
 use crate::headers::{self as names, Header, is_private};
 use crate::metrics;
-use crate::nixl;
 use crate::plugin::Plugin;
 use crate::request::{Answer, MAX_ANSWER_BYTES, Relayed, Reply, is_readable};
 use crate::ring::{self, Begun, Clock, Kept, Taken, Ticket};
@@ -121,11 +122,11 @@ impl PrefillLeg {
             let bytes = hostcalls::get_buffer(BufferType::HttpResponseBody, 0, size);
             bytes.ok().flatten()
         };
-        let hand_over = body.and_then(|body| nixl::hand_over(&body).ok().flatten());
+        let said = body.and_then(|body| handover::read(&Object::parse(&body).ok()?));
         let signature = {
             let model = self.waiting.request.borrow().model();
             let plugin = self.waiting.plugin.borrow();
-            let eldr_sig = hand_over.and_then(|all| all.eldr_sig);
+            let eldr_sig = said.and_then(|said| said.eldr_sig);
             eldr_sig.and_then(|raw| plugin.header_from_eldr_sig(model, &raw))
         };
         self.keep(signature.as_deref());

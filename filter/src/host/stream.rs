@@ -10,11 +10,12 @@ use proxy_wasm::types::{Action, BufferType, LogLevel, MapType, Status};
 
 use super::calls::Errand;
 use super::decision::Clue;
+use super::held::{self, HeldAnswer};
 use super::relay::{self, PrefillLeg};
 use super::stages;
 use super::vm::{self, SharedPlugin, SharedRequest, Starving, Waiting};
 use super::{EnvoyShared, decision, headers, log, now_ms, remove_header, set_header};
-use crate::config::Mode;
+use crate::config::{Mode, Protocol};
 use crate::destination::Destination;
 use crate::headers::{self as names, is_private, is_steering};
 use crate::health::{Sent, Verdict};
@@ -33,6 +34,8 @@ pub(super) struct Stream {
     content_length: Option<usize>,
     /// Relay mode: this request is a prefill leg.
     relayed: Option<PrefillLeg>,
+    /// The answer's headers are held until its body can be edited.
+    held: Option<HeldAnswer>,
     ended: bool,
 }
 
@@ -46,6 +49,7 @@ impl Stream {
             sent: Rc::default(),
             content_length: None,
             relayed: None,
+            held: None,
             ended: false,
         }
     }
@@ -57,6 +61,10 @@ impl Stream {
         let body = body.ok().flatten().unwrap_or_default();
         stages::end("request_body");
         let waiting = self.waiting(plugin);
+        if plugin.borrow().config().protocol == Protocol::Mooncake {
+            let id = vm::with(|vm| vm.transfer_id(plugin.borrow().config().timing));
+            self.request.borrow_mut().names_transfer(id);
+        }
         let next = self.request.borrow_mut().on_body(&plugin.borrow(), &body);
         stages::end("prefill_body");
         match next {
@@ -290,6 +298,9 @@ impl HttpContext for Stream {
             true => Verdict::Answered,
             false => decision::verdict(),
         });
+        if succeeds {
+            self.held = HeldAnswer::new(&self.request, &all, end_of_stream);
+        }
         let mut request = self.request.borrow_mut();
         request.on_response();
         if succeeds {
@@ -307,19 +318,29 @@ impl HttpContext for Stream {
             let _ = set_header(MapType::HttpResponseHeaders, names::DECISION, decision);
         }
         stages::end("response_headers");
-        Action::Continue
+        held::action(self.held.is_none())
     }
 
     fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        match &mut self.relayed {
-            Some(leg) => leg.on_answer_body(size, end_of_stream),
-            None => Action::Continue,
+        if let Some(leg) = &mut self.relayed {
+            return leg.on_answer_body(size, end_of_stream);
         }
+        let Some(answer) = &self.held else {
+            return Action::Continue;
+        };
+        let goes_on = answer.on_body(&self.request, size, end_of_stream);
+        if goes_on {
+            self.held = None;
+        }
+        held::action(goes_on)
     }
 
     fn on_http_response_trailers(&mut self, _: usize) -> Action {
         if let Some(leg) = &mut self.relayed {
             leg.on_answer_body(usize::MAX, true);
+        }
+        if let Some(answer) = self.held.take() {
+            answer.on_body(&self.request, usize::MAX, true);
         }
         Action::Continue
     }

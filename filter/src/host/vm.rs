@@ -113,6 +113,13 @@ impl Vm {
         }
     }
 
+    /// A name that no other transfer has, on no thread of any gateway.
+    pub(super) fn transfer_id(&mut self, timing: Timing) -> String {
+        let slot = self.claim(timing).unwrap_or(usize::MAX);
+        let (now, entropy) = (now_ns(), self.entropy());
+        format!("xfer-{slot:x}-{now:x}-{entropy:016x}")
+    }
+
     /// 64 random bits: splitmix64, seeded by the clock.
     pub(super) fn entropy(&mut self) -> u64 {
         if self.entropy == 0 {

@@ -11,10 +11,11 @@ use std::borrow::Cow;
 use eldr_core::Outcome;
 
 use super::{Head, OnBody, Request, State};
+use crate::api::Api;
 use crate::body::{Edit, Object};
 use crate::config::PrefillPolicy;
+use crate::handover::ELDR_SIG;
 use crate::headers;
-use crate::nixl::{ELDR_SIG, KV_PARAMS};
 use crate::plugin::Plugin;
 use crate::prefill;
 
@@ -46,14 +47,20 @@ impl Request {
     }
 
     /// Reads which leg it is.
-    pub(super) fn on_relayed_body(&mut self, plugin: &Plugin, object: &Object<'_>) -> OnBody {
-        let raw = object.get(KV_PARAMS).unwrap_or_default();
+    pub(super) fn on_relayed_body(
+        &mut self,
+        plugin: &Plugin,
+        api: Api,
+        object: &Object<'_>,
+    ) -> OnBody {
+        let raw = api.params(object).unwrap_or_default();
         let params = Object::parse(raw.as_bytes()).ok();
         let params = params.as_ref();
         let is = |key| params.is_some_and(|params| params.get(key) == Some("true"));
         if is("do_remote_decode") {
             if plugin.config().prefill_policy == PrefillPolicy::PrefixHash {
-                self.leg.prefix = prefill::prefix(object, plugin.config().prefill_prefix_bytes);
+                self.leg.prefix =
+                    prefill::prefix(api, object, plugin.config().prefill_prefix_bytes);
             }
             self.state = State::Relayed;
             return OnBody::Relay(Relayed::Prefill);
@@ -66,7 +73,7 @@ impl Request {
             let params = params.edit(&[(ELDR_SIG, Edit::Remove)]);
             Head {
                 replaces: object.text().len(),
-                bytes: object.edit(&[(KV_PARAMS, Edit::Set(params))]),
+                bytes: api.with_params(object, &params),
             }
         });
         OnBody::Relay(Relayed::Decode {

@@ -418,7 +418,7 @@ fn a_leg_is_forgotten_once_it_is_answered_without_blocks() {
 fn a_late_answer_releases_what_it_pins() {
     let late = |answer: &Answer| {
         let mut request = prefilling(r#"{"prompt":"p"}"#);
-        let release = request.on_late_prefill(answer, Form::Decode);
+        let release = request.on_late_prefill(answer, plugin().config());
         release.map(|release| release.body)
     };
     assert_eq!(late(&pinning()).as_deref(), Some(RELEASE));

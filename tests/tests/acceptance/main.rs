@@ -16,6 +16,7 @@ mod legs;
 mod matrix;
 mod observability;
 mod prefill;
+mod protocols;
 mod reference;
 mod relay;
 mod release;

@@ -105,6 +105,31 @@ fn a_decode_leg_may_bring_its_signature_in_the_header_or_in_its_params() {
 }
 
 #[test]
+fn token_requests_have_their_params_further_inside() {
+    let ask = |params: &str| {
+        let body = format!(
+            r#"{{"token_ids":[1],"sampling_params":{{"extra_args":{{"kv_transfer_params":{params}}}}}}}"#
+        );
+        ask_at("/inference/v1/generate", None, &body).1
+    };
+    let prefill = OnBody::Relay(Relayed::Prefill);
+    assert_eq!(ask(r#"{"do_remote_decode":true}"#), prefill);
+    assert_eq!(ask(r#"{"do_remote_prefill":true}"#), decode(None, true));
+    let OnBody::Relay(Relayed::Decode {
+        signature: Some(signature),
+        body: Some(body),
+        ..
+    }) = ask(r#"{"a":1.50,"eldr_sig":"AAAJAAAAAAA="}"#)
+    else {
+        panic!("no signature")
+    };
+    assert_eq!(signature, b":AAAJAAAAAAA=:;l=1;e=4");
+    let left =
+        r#"{"token_ids":[1],"sampling_params":{"extra_args":{"kv_transfer_params":{"a":1.50}}}}"#;
+    assert_eq!(body.bytes, left);
+}
+
+#[test]
 fn what_a_coordinator_sends_elsewhere_passes_whatever_it_says() {
     let body = r#"{"sampling_params":{"kv_transfer_params":{}}}"#;
     let (request, next) = ask_at("/v1/embeddings", None, body);
