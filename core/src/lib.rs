@@ -12,7 +12,7 @@
 //! | all of it in one call | [`route`] |
 //!
 //! [`blob`] is the file in which a calibration travels, [`prefix_hash`] chooses the prefill worker by the prompt's
-//! beginning, [`engine`] models decode steps, [`prefix_cache`] keeps the signatures of cached prompt prefixes. The same code runs natively and as WebAssembly and gives the same bits on
+//! beginning, [`rollout`] divides requests between two policies, [`engine`] models decode steps, [`prefix_cache`] keeps the signatures of cached prompt prefixes. The same code runs natively and as WebAssembly and gives the same bits on
 //! both.
 //!
 //! The crate knows no clock, no randomness and no global state: time and entropy are arguments.
@@ -34,6 +34,7 @@ pub mod engine;
 pub mod outcome;
 pub mod prefix_cache;
 pub mod prefix_hash;
+pub mod rollout;
 pub mod route;
 pub mod signature;
 pub mod similarity;

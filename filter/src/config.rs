@@ -10,6 +10,7 @@ use std::fmt;
 use check::Check;
 use eldr_core::decide::{Policy, Rule};
 use eldr_core::prefix_hash::{LOAD_FACTOR, PREFIX_BYTES};
+use eldr_core::rollout::Rollout;
 use eldr_core::route::Map;
 use serde::Deserialize;
 use serde_json::Value;
@@ -80,6 +81,8 @@ struct Raw {
     #[serde(default)]
     debug_headers: bool,
     #[serde(default)]
+    measure_streams: bool,
+    #[serde(default)]
     log_signatures: bool,
     #[serde(default)]
     log_decisions_per_mille: u64,
@@ -95,6 +98,41 @@ struct RawModel {
     tau: Option<f64>,
     #[serde(default)]
     max_load_factor: Option<Value>,
+    rollout: Option<RawRollout>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+enum RawRollout {
+    Shadow {
+        #[serde(default = "default_control")]
+        control: Policy,
+    },
+    Percentage {
+        #[serde(default = "default_control")]
+        control: Policy,
+        percent: u64,
+    },
+    Switchback {
+        #[serde(default = "default_control")]
+        control: Policy,
+        #[serde(default = "default_slice_ms")]
+        slice_ms: u64,
+        #[serde(default = "default_washout_ms")]
+        washout_ms: u64,
+    },
+}
+
+fn default_control() -> Policy {
+    Policy::LeastLoaded
+}
+
+fn default_slice_ms() -> u64 {
+    600_000
+}
+
+fn default_washout_ms() -> u64 {
+    60_000
 }
 
 #[derive(Debug, Deserialize)]
@@ -273,6 +311,8 @@ pub struct Config {
     pub kv_usage_limit: f64,
     /// Whether clients get `x-eldr-decision`.
     pub debug_headers: bool,
+    /// Whether TTFT and TPOT are taken of all models' streams, not only under a rollout.
+    pub measure_streams: bool,
     /// Whether the access log may have signatures, which describe prompts.
     pub log_signatures: bool,
     /// So many of a thousand decisions are logged.
@@ -292,6 +332,8 @@ pub struct Model {
     pub blob: Option<Map>,
     /// Where newer blobs come from.
     pub source: Option<Source>,
+    /// How the policy is being introduced, and the one that was there before.
+    pub rollout: Option<(Rollout, Policy)>,
 }
 
 /// One mistake.
@@ -445,6 +487,7 @@ impl Config {
             reporting,
             kv_usage_limit: raw.kv_usage_limit,
             debug_headers: raw.debug_headers,
+            measure_streams: raw.measure_streams,
             log_signatures: raw.log_signatures,
             log_decisions_per_mille: raw.log_decisions_per_mille,
         })

@@ -5,6 +5,8 @@ pub type Header = (String, Vec<u8>);
 
 /// The signature of a request, in a prefill answer.
 pub const SIGNATURE: &str = "x-eldr-signature";
+/// Names a request.
+pub const REQUEST_ID: &str = "x-request-id";
 /// Tells Envoy's `cluster_header` route the decode cluster.
 pub const DECODE_CLUSTER: &str = "x-eldr-decode-cluster";
 /// Tells Envoy's `override_host` policy the endpoint within a cluster.

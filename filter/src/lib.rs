@@ -47,6 +47,7 @@ pub mod health;
 #[cfg(target_arch = "wasm32")]
 mod host;
 pub mod load;
+pub mod meter;
 pub mod metrics;
 pub mod plugin;
 pub mod poll;

@@ -2,7 +2,7 @@
 //! worker, outcome and reason into tags.
 
 use eldr_core::Outcome;
-use eldr_core::decide::Reason;
+use eldr_core::decide::{Policy, Reason};
 
 /// Counter: requests that ended so.
 pub fn outcome(outcome: Outcome) -> String {
@@ -34,11 +34,30 @@ pub fn ejections(cluster: &str) -> String {
     format!("eldr.worker.{cluster}.ejections")
 }
 
+/// Counter: requests that a policy sent to a decode cluster.
+pub fn by_policy(cluster: &str, policy: Policy) -> String {
+    format!("eldr.worker.{cluster}.policy.{}.routed", policy.name())
+}
+
+/// Histogram: time to first token of streams that a policy sent to a decode cluster, milliseconds.
+pub fn ttft_ms(cluster: &str, policy: Policy) -> String {
+    format!("eldr.worker.{cluster}.policy.{}.ttft_ms", policy.name())
+}
+
+/// Histogram: their time per output token after the first, microseconds.
+pub fn tpot_us(cluster: &str, policy: Policy) -> String {
+    format!("eldr.worker.{cluster}.policy.{}.tpot_us", policy.name())
+}
+
 /// Gauge: memory of the VM that has this slot, bytes. It never shrinks.
 pub fn vm_memory(slot: usize) -> String {
     format!("eldr.vm.{slot}.memory_bytes")
 }
 
+/// Counter: requests in shadow mode that the policy would have sent where they went.
+pub const SHADOW_AGREES: &str = "eldr.shadow_agrees";
+/// Counter: those that it would have sent elsewhere.
+pub const SHADOW_DIFFERS: &str = "eldr.shadow_differs";
 /// Histogram: header bytes → target, nanoseconds.
 pub const DECISION_NS: &str = "eldr.decision_ns";
 /// Histogram: similarity to the chosen region, per mille.

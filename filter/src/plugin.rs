@@ -3,8 +3,9 @@
 mod kept;
 
 use eldr_core::blob::Blob;
-use eldr_core::decide::{Decision, Draw, Rule, Worker, WorkerIndex};
+use eldr_core::decide::{Decision, Draw, Policy, Rule, Worker, WorkerIndex};
 use eldr_core::prefix_hash::{Ring, VNODES};
+use eldr_core::rollout::{Arm, Rollout};
 use eldr_core::route::{Map, Scratch, Step, route};
 use eldr_core::signature::header_from_eldr_sig;
 
@@ -26,6 +27,21 @@ pub struct Now {
     pub is_available: bool,
     /// It reports more of its KV cache in use than it may.
     pub is_full: bool,
+}
+
+/// A request's model, and which arm of the model's rollout it belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Course {
+    model: Option<ModelIndex>,
+    arm: Arm,
+}
+
+impl From<Option<ModelIndex>> for Course {
+    /// By the model's own policy.
+    fn from(model: Option<ModelIndex>) -> Self {
+        let arm = Arm::Treatment;
+        Self { model, arm }
+    }
 }
 
 /// What one listener's filter runs with.
@@ -162,24 +178,57 @@ impl Plugin {
     /// Chooses the decode cluster.
     pub fn decide(
         &self,
-        model: Option<ModelIndex>,
+        course: impl Into<Course>,
         signature: Option<&[u8]>,
         workers: &[Worker],
         draw: Draw,
         scratch: &mut Scratch,
         done: impl FnMut(Step),
     ) -> Decision {
-        let settings = model.and_then(|model| self.config.models.get(model.0));
-        let rule = settings.map_or_else(Rule::default, |settings| settings.rule);
+        let course = course.into();
         route(
-            &rule,
-            self.map(model),
+            &self.rule(course),
+            self.map(course.model),
             signature,
             workers,
             draw,
             scratch,
             done,
         )
+    }
+
+    /// How a model's policy is being introduced.
+    pub fn rollout(&self, model: Option<ModelIndex>) -> Option<Rollout> {
+        Some(self.config.models.get(model?.0)?.rollout?.0)
+    }
+
+    /// The course of a request with this id that arrives at `now_ms`.
+    pub fn course(&self, model: Option<ModelIndex>, request_id: &[u8], now_ms: u64) -> Course {
+        let arm = self
+            .rollout(model)
+            .map_or(Arm::Treatment, |rollout| rollout.arm(request_id, now_ms));
+        Course { model, arm }
+    }
+
+    /// The policy that decides on this course.
+    pub fn policy(&self, course: Course) -> Policy {
+        self.rule(course).policy
+    }
+
+    fn rule(&self, course: Course) -> Rule {
+        let settings = course
+            .model
+            .and_then(|model| self.config.models.get(model.0));
+        let Some(settings) = settings else {
+            return Rule::default();
+        };
+        match (course.arm, settings.rollout) {
+            (Arm::Control, Some((_, policy))) => Rule {
+                policy,
+                ..settings.rule
+            },
+            _ => settings.rule,
+        }
     }
 
     /// Name of a decode cluster.

@@ -20,7 +20,7 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use eldr_core::Outcome;
-use eldr_core::decide::Decision;
+use eldr_core::decide::{Decision, Policy};
 
 use crate::api::{Api, Place};
 use crate::body::{self, Object};
@@ -366,6 +366,14 @@ impl Request {
                 self.decision,
                 ";region={region};band={band};similarity={similarity:.3}"
             );
+        }
+    }
+
+    /// Takes note, under a rollout, of the policy that decided, and in shadow mode of where the other would have sent it.
+    pub fn went_by(&mut self, policy: Policy, shadow: Option<&str>) {
+        let _ = write!(self.decision, ";policy={}", policy.name());
+        if let Some(cluster) = shadow {
+            let _ = write!(self.decision, ";shadow={cluster}");
         }
     }
 

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use eldr_core::blob::Blob;
-use eldr_core::decide::Rule;
+use eldr_core::decide::{Policy, Rule};
+use eldr_core::rollout::Rollout;
 use eldr_core::route::Map;
 use serde_json::Value;
 
-use super::{Mistake, Mode, Model, Mooncake, Protocol, RawBlob, RawHttp, RawModel};
+use super::{Mistake, Mode, Model, Mooncake, Protocol, RawBlob, RawHttp, RawModel, RawRollout};
 use crate::destination::{self, Destination, Kind};
 use crate::poll::Source;
 use crate::reports::Reporting;
@@ -191,6 +192,33 @@ impl Check {
             tau_is_fixed: raw.tau.is_some(),
             blob,
             source,
+            rollout: raw.rollout.map(|raw| self.rollout(field, &raw)),
+        }
+    }
+
+    fn rollout(&mut self, field: &str, raw: &RawRollout) -> (Rollout, Policy) {
+        let field = |name: &str| format!("{field}.rollout.{name}");
+        match *raw {
+            RawRollout::Shadow { control } => (Rollout::Shadow, control),
+            RawRollout::Percentage { control, percent } => {
+                self.range(&field("percent"), percent, 0, 100);
+                let percent = u8::try_from(percent).unwrap_or(u8::MAX);
+                (Rollout::Percentage { percent }, control)
+            }
+            RawRollout::Switchback {
+                control,
+                slice_ms,
+                washout_ms,
+            } => {
+                self.range(&field("slice_ms"), slice_ms, 100, 86_400_000);
+                let most = slice_ms.saturating_sub(1);
+                self.range(&field("washout_ms"), washout_ms, 0, most);
+                let rollout = Rollout::Switchback {
+                    slice_ms,
+                    washout_ms,
+                };
+                (rollout, control)
+            }
         }
     }
 

@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use eldr_core::decide::{Decision, Draw, Worker};
+use eldr_core::decide::{Decision, Draw, Policy, Worker};
+use eldr_core::rollout::Rollout;
 use eldr_core::route::Step;
 use proxy_wasm::hostcalls;
 use proxy_wasm::types::LogLevel;
@@ -12,7 +13,7 @@ use super::vm::{self, Vm};
 use super::{EnvoyShared, log, now_ms, now_ns};
 use crate::health::{Sent, Verdict};
 use crate::metrics;
-use crate::plugin::{ModelIndex, Plugin};
+use crate::plugin::{Course, ModelIndex, Plugin};
 use crate::ring::Kept;
 
 /// What there is to decide by.
@@ -28,13 +29,13 @@ impl Clue<'_> {
     fn decide(
         self,
         plugin: &Plugin,
-        model: Option<ModelIndex>,
+        course: Course,
         workers: &[Worker],
         draw: Draw,
         vm: &mut Vm,
     ) -> Decision {
         let kept = match self {
-            Self::Kept(kept) => plugin.decide_by(model, kept, workers, draw),
+            Self::Kept(kept) => plugin.decide_by(course, kept, workers, draw),
             Self::Header(_) => None,
         };
         let header = match self {
@@ -45,19 +46,34 @@ impl Clue<'_> {
             Step::Decode => stages::end("decode"),
             Step::Compare => stages::end("compare"),
         };
-        kept.unwrap_or_else(|| plugin.decide(model, header, workers, draw, &mut vm.scratch, done))
+        kept.unwrap_or_else(|| plugin.decide(course, header, workers, draw, &mut vm.scratch, done))
     }
 }
 
 /// Chooses a cluster as [`choose`] would now, and leaves no trace.
-pub(super) fn suggest(plugin: &Plugin, model: Option<ModelIndex>, clue: Clue<'_>) -> Decision {
+pub(super) fn suggest(
+    plugin: &Plugin,
+    model: Option<ModelIndex>,
+    clue: Clue<'_>,
+    request_id: &[u8],
+) -> Decision {
     let config = plugin.config();
     vm::with(|vm| {
         let (draw, now) = (vm.preview(), now_ms());
         vm.refresh(now, config.timing);
         let workers = vm.workers(plugin, now);
-        clue.decide(plugin, model, &workers, draw, vm)
+        let course = plugin.course(model, request_id, now);
+        clue.decide(plugin, course, &workers, draw, vm)
     })
+}
+
+/// What was chosen.
+pub(super) struct Chosen {
+    pub(super) decision: Decision,
+    pub(super) sent: Option<Sent>,
+    pub(super) policy: Policy,
+    /// In shadow mode: what the model's own policy would have chosen.
+    pub(super) shadow: Option<Decision>,
 }
 
 /// Chooses a cluster and counts the request there.
@@ -65,7 +81,8 @@ pub(super) fn choose(
     plugin: &Plugin,
     model: Option<ModelIndex>,
     clue: Clue<'_>,
-) -> (Decision, Option<Sent>) {
+    request_id: &[u8],
+) -> Chosen {
     let config = plugin.config();
     let (timing, cool_down) = (config.timing, config.cool_down);
     vm::with(|vm| {
@@ -77,10 +94,11 @@ pub(super) fn choose(
         // What reading the clock adds to each stage.
         stages::end("clock");
         let started = now_ns();
+        let course = plugin.course(model, request_id, now);
         let decide = |vm: &mut Vm| {
             let workers = vm.workers(plugin, now);
             stages::end("workers");
-            let decision = clue.decide(plugin, model, &workers, draw, vm);
+            let decision = clue.decide(plugin, course, &workers, draw, vm);
             stages::end("decide");
             (decision, workers)
         };
@@ -97,15 +115,35 @@ pub(super) fn choose(
             }
             (decision, workers) = decide(vm);
         }
+        let shadow = (plugin.rollout(model) == Some(Rollout::Shadow))
+            .then(|| clue.decide(plugin, model.into(), &workers, draw, vm));
         let cluster = plugin.decode_cluster(decision.target);
         vm.loads.start(&EnvoyShared, cluster, now, timing);
         stages::end("in_flight");
+        let policy = plugin.policy(course);
         count(vm, &decision, cluster);
+        if plugin.rollout(model).is_some() {
+            vm.metrics.count(&metrics::by_policy(cluster, policy));
+        }
+        if let Some(shadow) = &shadow {
+            vm.metrics.count(match shadow.target == decision.target {
+                true => metrics::SHADOW_AGREES,
+                false => metrics::SHADOW_DIFFERS,
+            });
+        }
         stages::end("metrics");
         if is_sampled(draw, config.log_decisions_per_mille) {
-            log(LogLevel::Info, &line(plugin, &decision, &workers));
+            let (line, shadow) = (line(plugin, &decision, &workers), shadow.as_ref());
+            let shadow =
+                shadow.map(|shadow| format!(" shadow={}", plugin.decode_cluster(shadow.target)));
+            log(LogLevel::Info, &(line + &shadow.unwrap_or_default()));
         }
-        (decision, sent)
+        Chosen {
+            decision,
+            sent,
+            policy,
+            shadow,
+        }
     })
 }
 

@@ -157,7 +157,7 @@ impl PrefillLeg {
             vm::with(|vm| vm.metrics.count(metrics::RELAY_DUPLICATE));
         }
         let clue = kept.as_ref().map_or(Clue::Header(None), Clue::Kept);
-        let decision = decision::suggest(&plugin, model, clue);
+        let decision = decision::suggest(&plugin, model, clue, &self.waiting.request_id);
         let cluster = plugin.decode_cluster(decision.target);
         let _ = set_header(
             MapType::HttpResponseHeaders,

@@ -14,11 +14,12 @@ use super::held::{self, HeldAnswer};
 use super::relay::{self, PrefillLeg};
 use super::stages;
 use super::vm::{self, SharedPlugin, SharedRequest, Starving, Waiting};
-use super::{EnvoyShared, decision, headers, log, now_ms, remove_header, set_header};
+use super::{EnvoyShared, decision, headers, log, now_ms, now_ns, remove_header, set_header};
 use crate::config::{Mode, Protocol};
 use crate::destination::Destination;
 use crate::headers::{self as names, is_private, is_steering};
 use crate::health::{Sent, Verdict};
+use crate::meter::{Course, Meter};
 use crate::metrics;
 use crate::release::reached_worker;
 use crate::request::{Answer, Head, OnBody, OnHeaders, OnPrefill, Relayed, Reply};
@@ -32,6 +33,9 @@ pub(super) struct Stream {
     /// Until there is a verdict on that cluster.
     sent: Rc<RefCell<Option<Sent>>>,
     content_length: Option<usize>,
+    request_id: Rc<[u8]>,
+    /// Times the answer, once a worker is chosen and where that is asked for.
+    meter: Rc<RefCell<Option<Meter>>>,
     /// Relay mode: this request is a prefill leg.
     relayed: Option<PrefillLeg>,
     /// The answer's headers are held until its body can be edited.
@@ -48,6 +52,8 @@ impl Stream {
             counted: Rc::default(),
             sent: Rc::default(),
             content_length: None,
+            request_id: Rc::default(),
+            meter: Rc::default(),
             relayed: None,
             held: None,
             ended: false,
@@ -107,6 +113,8 @@ impl Stream {
             content_length: self.content_length,
             counted: self.counted.clone(),
             sent: self.sent.clone(),
+            request_id: self.request_id.clone(),
+            meter: self.meter.clone(),
         }
     }
 
@@ -169,6 +177,9 @@ impl Stream {
         let timing = plugin.borrow().config().timing;
         let outcome = self.request.borrow().outcome();
         let counted = self.counted.borrow_mut().take();
+        if let (Some(meter), Some(cluster)) = (self.meter.borrow_mut().take(), &counted) {
+            record(&meter, cluster);
+        }
         let failed = counted.clone().unwrap_or_default();
         vm::with(|vm| {
             vm.waiting.remove(&self.id);
@@ -234,6 +245,9 @@ impl HttpContext for Stream {
         });
         self.content_length = names::get(&all, "content-length")
             .and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
+        if let Some(id) = names::get(&all, names::REQUEST_ID) {
+            self.request_id = id.into();
+        }
         let next = self.request.borrow_mut().on_headers(all, end_of_stream);
         stages::end("request_headers");
         match next {
@@ -306,6 +320,11 @@ impl HttpContext for Stream {
         if succeeds {
             request.on_decode_served();
         }
+        let streams = names::get(&all, "content-type")
+            .is_some_and(|kind| kind.starts_with(b"text/event-stream"));
+        if !(succeeds && streams) {
+            self.meter.borrow_mut().take();
+        }
         for (name, value) in request.take_not_text() {
             let _ = hostcalls::add_map_value_bytes(MapType::HttpResponseHeaders, &name, &value);
         }
@@ -324,6 +343,11 @@ impl HttpContext for Stream {
     fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
         if let Some(leg) = &mut self.relayed {
             return leg.on_answer_body(size, end_of_stream);
+        }
+        if let Some(meter) = self.meter.borrow_mut().as_mut() {
+            let piece = hostcalls::get_buffer(BufferType::HttpResponseBody, 0, size);
+            let piece = piece.ok().flatten().unwrap_or_default();
+            meter.pass(&piece, end_of_stream, now_ns());
         }
         let Some(answer) = &self.held else {
             return Action::Continue;
@@ -422,16 +446,45 @@ pub(super) fn on_prefill(waiting: &Waiting, answer: &Answer) {
 pub(super) fn route(waiting: &Waiting, clue: Clue<'_>, head: Option<&Head>) -> Result<(), Reply> {
     let plugin = waiting.plugin.borrow();
     let mut request = waiting.request.borrow_mut();
-    let (decision, sent) = decision::choose(&plugin, request.model(), clue);
-    *waiting.sent.borrow_mut() = sent;
-    let cluster = plugin.decode_cluster(decision.target);
+    let model = request.model();
+    let chosen = decision::choose(&plugin, model, clue, &waiting.request_id);
+    *waiting.sent.borrow_mut() = chosen.sent;
+    let cluster = plugin.decode_cluster(chosen.decision.target);
     *waiting.counted.borrow_mut() = Some(cluster.to_owned());
-    request.routed(&decision, cluster);
+    request.routed(&chosen.decision, cluster);
+    let (policy, rollout) = (chosen.policy, plugin.rollout(model));
+    if rollout.is_some() {
+        let shadow = chosen
+            .shadow
+            .map(|shadow| plugin.decode_cluster(shadow.target));
+        request.went_by(policy, shadow);
+    }
+    if rollout.is_some() || plugin.config().measure_streams {
+        let begun_ns = waiting.started_ms.saturating_mul(1_000_000);
+        let meter = Meter::new(Course { policy, rollout }, begun_ns);
+        *waiting.meter.borrow_mut() = Some(meter);
+    }
     set_property("eldr_decision", request.decision());
     stages::end("note");
     let place = plugin.config().destination.of(cluster);
     edit(place, waiting.content_length, head)
         .map_err(|status| request.internal(&format!("the request could not be edited: {status:?}")))
+}
+
+/// Adds an answer's times to what is known of its worker and policy.
+fn record(meter: &Meter, cluster: &str) {
+    let Some(times) = meter.times(now_ns()) else {
+        return;
+    };
+    let policy = meter.policy();
+    vm::with(|vm| {
+        vm.metrics
+            .record(&metrics::ttft_ms(cluster, policy), times.ttft_ms);
+        if let Some(tpot_us) = times.tpot_us {
+            vm.metrics
+                .record(&metrics::tpot_us(cluster, policy), tpot_us);
+        }
+    });
 }
 
 /// What the host does with a request whose headers are held: it goes on, or it is answered.

@@ -14,6 +14,7 @@ use super::metrics::Metrics;
 use super::{EnvoyShared, log, now_ms, now_ns};
 use crate::health::{Health, Sent};
 use crate::load::{Loads, Timing};
+use crate::meter::Meter;
 use crate::plugin::{Now, Plugin};
 use crate::reports::Reports;
 use crate::request::Request;
@@ -35,6 +36,9 @@ pub(super) struct Waiting {
     pub(super) counted: Rc<RefCell<Option<String>>>,
     /// The same until there is a verdict on how that cluster does.
     pub(super) sent: Rc<RefCell<Option<Sent>>>,
+    pub(super) request_id: Rc<[u8]>,
+    /// Times the answer, once a worker is chosen and where that is asked for.
+    pub(super) meter: Rc<RefCell<Option<Meter>>>,
 }
 
 /// A stream of a plugin that has not shown yet that bodies come while headers are held.

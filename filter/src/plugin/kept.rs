@@ -3,7 +3,7 @@
 use eldr_core::decide::{Decision, Draw, Worker};
 use eldr_core::route::{Scratch, route_by};
 
-use super::{ModelIndex, Plugin};
+use super::{Course, ModelIndex, Plugin};
 use crate::ring::Kept;
 
 impl Plugin {
@@ -32,15 +32,16 @@ impl Plugin {
     /// Chooses the decode cluster by what was kept, if that is [current](Self::is_current).
     pub fn decide_by(
         &self,
-        model: Option<ModelIndex>,
+        course: impl Into<Course>,
         kept: &Kept,
         workers: &[Worker],
         draw: Draw,
     ) -> Option<Decision> {
-        let (map, settings) = (self.map(model)?, self.config.models.get(model?.0)?);
+        let course = course.into();
+        let map = self.map(course.model)?;
         let found = kept.found.as_deref().map_err(|reason| *reason);
-        self.is_current(model, kept)
-            .then(|| route_by(&settings.rule, map, found, workers, draw))
+        self.is_current(course.model, kept)
+            .then(|| route_by(&self.rule(course), map, found, workers, draw))
     }
 }
 

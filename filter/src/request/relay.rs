@@ -43,7 +43,7 @@ impl Request {
 
     /// The id that both legs of a request have.
     pub fn id(&self) -> Option<&[u8]> {
-        headers::get(&self.leg.headers, "x-request-id")
+        headers::get(&self.leg.headers, headers::REQUEST_ID)
     }
 
     /// Reads which leg it is.

@@ -36,8 +36,8 @@ async fn transfer_params_are_refused_on_other_paths_too_wherever_they_are() {
         r#"{"sampling_params":{"extra_args":{"kv\u005ftransfer_params":{}}}}"#,
     ];
     for path in [
-        "/v1/responses",
-        "/inference/v1/generate",
+        "/v1/messages",
+        "/generative_scoring",
         "/v1/completions/",
     ] {
         for body in bodies {

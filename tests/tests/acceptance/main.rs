@@ -21,6 +21,7 @@ mod reference;
 mod relay;
 mod release;
 mod robustness;
+mod rollout;
 mod shared_load;
 mod storm;
 mod streaming;

@@ -1,0 +1,179 @@
+//! TTFT and TPOT of one answer, from the moments at which pieces of its event stream pass.
+//!
+//! Nothing is held and nothing parsed: events end with an empty line (HTML standard §9.2.6), which is looked for in each
+//! piece as it passes. Engines send one event per token (or per step, where speculative decoding verifies several), then
+//! events without tokens: `[DONE]`, perhaps the usage. So what is called TPOT is the time per *event* after the first
+//! one, of answers that came to their end; the few events at the end without tokens make it a little too small, for
+//! both arms alike.
+
+use eldr_core::decide::Policy;
+use eldr_core::rollout::Rollout;
+
+/// What one answer's times are counted to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Course {
+    /// Policy that chose the worker.
+    pub policy: Policy,
+    /// The rollout that it is part of.
+    pub rollout: Option<Rollout>,
+}
+
+/// Takes the times of one answer.
+#[derive(Debug)]
+pub struct Meter {
+    course: Course,
+    /// The gateway had the request, nanoseconds.
+    begun_ns: u64,
+    first_ns: Option<u64>,
+    last_ns: u64,
+    events: u64,
+    /// The last byte that passed ended a line.
+    at_line_start: bool,
+    complete: bool,
+}
+
+/// Times of one answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Times {
+    /// Until the first event began to pass, milliseconds.
+    pub ttft_ms: u64,
+    /// Per event after the first, microseconds; `None` for an answer that broke off or had one event.
+    pub tpot_us: Option<u64>,
+}
+
+impl Meter {
+    /// For a request that the gateway had at `begun_ns`.
+    pub fn new(course: Course, begun_ns: u64) -> Self {
+        Self {
+            course,
+            begun_ns,
+            first_ns: None,
+            last_ns: begun_ns,
+            events: 0,
+            at_line_start: false,
+            complete: false,
+        }
+    }
+
+    /// Who chose.
+    pub fn policy(&self) -> Policy {
+        self.course.policy
+    }
+
+    /// A piece of the answer passes.
+    pub fn pass(&mut self, piece: &[u8], ends: bool, now_ns: u64) {
+        self.complete |= ends;
+        if piece.is_empty() {
+            return;
+        }
+        self.first_ns.get_or_insert(now_ns);
+        self.last_ns = now_ns;
+        for &byte in piece {
+            match byte {
+                b'\n' => {
+                    self.events += u64::from(self.at_line_start);
+                    self.at_line_start = true;
+                }
+                b'\r' => {}
+                _ => self.at_line_start = false,
+            }
+        }
+    }
+
+    /// The times, once the answer has ended; `None` if nothing passed, or the clock, a wash-out or a switch of a rollout
+    /// spoils them.
+    pub fn times(&self, now_ns: u64) -> Option<Times> {
+        const MS: u64 = 1_000_000;
+        let first_ns = self.first_ns?;
+        let counts = match self.course.rollout {
+            Some(rollout) => rollout.counts(self.begun_ns / MS, now_ns / MS),
+            None => true,
+        };
+        if !counts || first_ns < self.begun_ns || self.last_ns < first_ns {
+            return None;
+        }
+        let after_first = self.events.saturating_sub(1);
+        let per_event = ((self.last_ns - first_ns) / 1_000).checked_div(after_first);
+        Some(Times {
+            ttft_ms: (first_ns - self.begun_ns) / MS,
+            tpot_us: per_event.filter(|_| self.complete),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn meter(rollout: Option<Rollout>) -> Meter {
+        let policy = Policy::Band;
+        Meter::new(Course { policy, rollout }, 10 * MS)
+    }
+
+    #[test]
+    fn the_time_per_event_is_taken_between_the_first_and_the_last_piece() {
+        let mut meter = meter(None);
+        assert_eq!(meter.times(11 * MS), None, "nothing passed");
+        meter.pass(b"data: 1\n\n", false, 15 * MS);
+        meter.pass(b"data: 2\n\ndata: 3\n\n", false, 17 * MS);
+        let cut = Times {
+            ttft_ms: 5,
+            tpot_us: None,
+        };
+        assert_eq!(meter.times(17 * MS), Some(cut));
+        meter.pass(b"data: [DONE]\n\n", false, 18 * MS);
+        meter.pass(b"", true, 19 * MS);
+        let whole = Times {
+            ttft_ms: 5,
+            tpot_us: Some(1_000),
+        };
+        assert_eq!(meter.times(19 * MS), Some(whole));
+    }
+
+    #[test]
+    fn a_single_event_has_no_time_per_event() {
+        let mut meter = meter(None);
+        meter.pass(b"data: 1\n\n", true, 15 * MS);
+        assert_eq!(meter.times(15 * MS).unwrap().tpot_us, None);
+    }
+
+    #[test]
+    fn what_a_switch_or_a_clock_spoils_is_not_counted() {
+        let switchback = Rollout::Switchback {
+            slice_ms: 100,
+            washout_ms: 10,
+        };
+        let mut measured = meter(Some(switchback));
+        measured.pass(b"data: 1\n\n", true, 50 * MS);
+        assert!(measured.times(99 * MS).is_some());
+        assert_eq!(measured.times(100 * MS), None, "the other arm's slice");
+        let mut set_back = meter(None);
+        set_back.pass(b"data: 1\n\n", true, 9 * MS);
+        assert_eq!(set_back.times(9 * MS), None);
+    }
+
+    proptest! {
+        #[test]
+        fn events_are_counted_however_they_are_cut(
+            texts in proptest::collection::vec("[a-z]{0,3}(\r?\n[a-z]{1,3})?", 0..12),
+            carriage in any::<bool>(),
+            cuts in proptest::collection::vec(any::<proptest::sample::Index>(), 0..8),
+        ) {
+            let end = if carriage { "\r\n\r\n" } else { "\n\n" };
+            let stream: String = texts.iter().map(|text| format!("data: {text}{end}")).collect();
+            let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(stream.len() + 1)).collect();
+            cuts.sort_unstable();
+            let mut meter = meter(None);
+            let mut from = 0;
+            for to in cuts.into_iter().chain([stream.len()]) {
+                meter.pass(&stream.as_bytes()[from..to], false, 20 * MS);
+                from = to;
+            }
+            prop_assert_eq!(meter.events, texts.len() as u64);
+        }
+    }
+}
