@@ -1,7 +1,7 @@
 //! Envoy's configuration for prefill/decode routing, rendered from the few things that differ.
 //!
 //! It is JSON, which Envoy reads as it reads YAML. The reference configuration for people,
-//! `envoy/envoy.yaml` (`envoy/relay.yaml` in relay mode), says the same and gives the reason for each setting; a test holds the two together.
+//! `envoy/envoy.yaml` (`envoy/relay.yaml` in relay mode, `envoy/endpoint.yaml` for decode by endpoint), says the same and gives the reason for each setting; a test holds the two together.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ const HEADERS_KB: u32 = 96;
 /// No limit that a queue of requests could run into.
 const CONCURRENT_MAX: u32 = 100_000;
 /// Load balancing over all decode workers, for what the filter does not route.
-const ANY_DECODE: &str = "decode-any";
+pub const ANY_DECODE: &str = "decode-any";
 
 /// A gateway before prefill and decode workers.
 #[derive(Clone, Debug)]
@@ -37,7 +37,8 @@ pub struct Gateway {
     pub filter: Value,
     /// Prefill workers, together the cluster `prefill`.
     pub prefill: Vec<SocketAddr>,
-    /// Decode workers, each a cluster of its own: see [`decode_cluster`].
+    /// Decode workers, each a cluster of its own: see [`decode_cluster`]. With `"destination": "endpoint"` in the filter's
+    /// configuration they are the endpoints of one, [`ANY_DECODE`].
     pub decode: Vec<SocketAddr>,
     /// Where to log each request with its outcome and decision.
     pub access_log: Option<PathBuf>,
@@ -55,11 +56,19 @@ impl Gateway {
             cluster("prefill", "ROUND_ROBIN", &self.prefill),
             cluster(ANY_DECODE, "LEAST_REQUEST", &self.decode),
         ];
-        clusters.extend(
-            self.decode.iter().enumerate().map(|(index, &address)| {
+        if self.filter["destination"] == "endpoint" {
+            // What the filter does not route takes the fallback policy.
+            let mut any = cluster(ANY_DECODE, "ROUND_ROBIN", &self.decode);
+            any["load_balancing_policy"] = by_endpoint();
+            if let Some(any) = any.as_object_mut() {
+                any.remove("lb_policy");
+            }
+            clusters[1] = any;
+        } else {
+            clusters.extend(self.decode.iter().enumerate().map(|(index, &address)| {
                 cluster(&decode_cluster(index), "ROUND_ROBIN", &[address])
-            }),
-        );
+            }));
+        }
         json!({
             "admin": {"address": address(SocketAddr::from(([127, 0, 0, 1], 0)))},
             "static_resources": {"listeners": [self.listener()], "clusters": clusters},
@@ -352,6 +361,7 @@ mod tests {
     fn the_reference_configurations_say_the_same() {
         assert_says_the_same("envoy/envoy.yaml", json!({}));
         assert_says_the_same("envoy/relay.yaml", json!({"mode": "relay"}));
+        assert_says_the_same("envoy/endpoint.yaml", json!({"destination": "endpoint"}));
     }
 
     fn assert_says_the_same(file: &str, filter: Value) {

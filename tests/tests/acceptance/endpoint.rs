@@ -2,9 +2,15 @@
 
 use std::net::SocketAddr;
 
-use eldr_tests::client::post;
-use eldr_tests::{Answer, Gateway, Options, Upstream, blob, eventually};
+use eldr_examples::envoy::Envoy;
+use eldr_tests::client::{Connection, get, post};
+use eldr_tests::{
+    Answer, Gateway, KV_TRANSFER_PARAMS, Options, Upstream, blob, envoy_binary, eventually,
+    wasm_module,
+};
 use serde_json::{Value, json};
+
+use crate::reference::replace;
 
 const BODY: &str = r#"{"model":"m","prompt":"hi"}"#;
 const FALLBACK: &str = "eldr.endpoint_fallback";
@@ -129,7 +135,7 @@ async fn a_request_counts_where_it_is_served_and_is_counted_out_there() {
 }
 
 #[tokio::test]
-async fn reports_and_releases_go_to_the_endpoint_too() {
+async fn each_endpoint_is_asked_for_its_own_load() {
     let workers = workers().await;
     let addresses = workers.each_ref().map(|worker| worker.address);
     for (count, worker) in workers.iter().enumerate() {
@@ -146,4 +152,46 @@ async fn reports_and_releases_go_to_the_endpoint_too() {
         let gauge = format!("eldr.worker.{address}.elsewhere");
         gateway.expect_stat(&gauge, count as u64).await;
     }
+}
+
+#[tokio::test]
+async fn the_shipped_configuration_routes_and_passes_everything_else() {
+    let [w0, w1, _] = workers().await;
+    let addresses = [w0.address, w1.address];
+    let regions = addresses.map(|address| vec![address.to_string()]);
+    let centroids = blob::inline(&blob::one_expert_per_region(&regions));
+    let signature = blob::signature_of(1, 2);
+    let prefill = Upstream::start(Answer::prefill(KV_TRANSFER_PARAMS, Some(&signature))).await;
+    let module = wasm_module().to_str().expect("a path in UTF-8");
+    let mut config = include_str!("../../../envoy/endpoint.yaml").to_owned();
+    let mut change = |from: &str, to: &str| config = replace(&config, from, to);
+    change("/etc/envoy/eldr_filter.wasm", module);
+    change(
+        "address: 0.0.0.0, port_value: 10000",
+        "address: 127.0.0.1, port_value: 0",
+    );
+    let blob = format!(r#""policy": "band", "blob": {{"inline": "{centroids}"}}"#);
+    change(r#""policy": "band""#, &blob);
+    let written =
+        |address: SocketAddr| format!("address: 127.0.0.1, port_value: {}", address.port());
+    for (ip, address) in ["10.0.0.10", "10.0.0.11"].iter().zip(addresses) {
+        change(
+            &format!("address: {ip}, port_value: 8000"),
+            &written(address),
+        );
+        change(&format!("\"{ip}:8000\""), &format!("\"{address}\""));
+    }
+    for name in ["prefill-0", "prefill-1"] {
+        change(
+            &format!("address: {name}, port_value: 8000"),
+            &written(prefill.address),
+        );
+    }
+    let envoy = Envoy::start(envoy_binary(), &config, 2).await;
+    let envoy = envoy.unwrap_or_else(|e| panic!("{e}"));
+    let mut connection = Connection::open(envoy.listener("llm").await.expect("a listener")).await;
+    let reply = connection.call(post("/v1/completions", BODY)).await;
+    assert_eq!((reply.status.as_u16(), reply.text().as_str()), (200, "w1"));
+    assert_eq!(w1.only().headers.get("x-eldr-decode-cluster"), None);
+    assert_eq!(connection.call(get("/v1/models")).await.status, 200);
 }
