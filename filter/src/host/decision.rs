@@ -1,5 +1,6 @@
 //! Choosing a decode cluster, with what all threads know, and counting what was chosen.
 
+use std::cell::RefCell;
 use std::fmt::Write as _;
 
 use eldr_core::decide::{Decision, Draw, Policy, Worker};
@@ -11,6 +12,7 @@ use proxy_wasm::types::LogLevel;
 use super::stages;
 use super::vm::{self, Vm};
 use super::{EnvoyShared, log, now_ms, now_ns};
+use crate::destination::Destination;
 use crate::health::{Sent, Verdict};
 use crate::metrics;
 use crate::plugin::{Course, ModelIndex, Plugin};
@@ -217,4 +219,36 @@ pub(super) fn learn(plugin: &Plugin, sent: &Sent, verdict: Verdict) {
             log(LogLevel::Warn, &what);
         }
     });
+}
+
+/// Where Envoy served the current stream from another endpoint than the one chosen, the request counts there, and the one
+/// chosen has failed.
+pub(super) fn settle_endpoint(
+    plugin: &Plugin,
+    counted: &RefCell<Option<String>>,
+    sent: &RefCell<Option<Sent>>,
+) {
+    let config = plugin.config();
+    if config.destination == Destination::Cluster {
+        return;
+    }
+    let mut counted = counted.borrow_mut();
+    let Some(chosen) = counted.as_deref() else {
+        return;
+    };
+    let address = hostcalls::get_property(vec!["upstream", "address"]);
+    let address = address.ok().flatten().unwrap_or_default();
+    let Some(served) = config.destination.other(chosen, &address) else {
+        return;
+    };
+    vm::with(|vm| {
+        let (now, timing) = (now_ms(), config.timing);
+        vm.loads.end(&EnvoyShared, chosen, now, timing);
+        vm.loads.start(&EnvoyShared, &served, now, timing);
+        vm.metrics.count(metrics::ENDPOINT_FALLBACK);
+    });
+    *counted = Some(served);
+    if let Some(sent) = sent.borrow_mut().take() {
+        learn(plugin, &sent, Verdict::Failed);
+    }
 }

@@ -16,7 +16,6 @@ use super::stages;
 use super::vm::{self, SharedPlugin, SharedRequest, Starving, Waiting};
 use super::{EnvoyShared, decision, headers, log, now_ms, now_ns, remove_header, set_header};
 use crate::config::{Mode, Protocol};
-use crate::destination::Destination;
 use crate::headers::{self as names, is_private, is_steering};
 use crate::health::{Sent, Verdict};
 use crate::meter::{Course, Meter};
@@ -132,35 +131,6 @@ impl Stream {
     fn judge(&self, verdict: impl FnOnce() -> Verdict) {
         if let (Some(sent), Some(plugin)) = (self.sent.borrow_mut().take(), &self.plugin) {
             decision::learn(&plugin.borrow(), &sent, verdict());
-        }
-    }
-
-    /// Where Envoy served from another endpoint than the one chosen, the request counts there, and the one chosen has failed.
-    fn check_endpoint(&self) {
-        let Some(plugin) = &self.plugin else { return };
-        let plugin = plugin.borrow();
-        let config = plugin.config();
-        if config.destination == Destination::Cluster {
-            return;
-        }
-        let mut counted = self.counted.borrow_mut();
-        let Some(chosen) = counted.as_deref() else {
-            return;
-        };
-        let address = hostcalls::get_property(vec!["upstream", "address"]);
-        let address = address.ok().flatten().unwrap_or_default();
-        let Some(served) = config.destination.other(chosen, &address) else {
-            return;
-        };
-        vm::with(|vm| {
-            let (now, timing) = (now_ms(), config.timing);
-            vm.loads.end(&EnvoyShared, chosen, now, timing);
-            vm.loads.start(&EnvoyShared, &served, now, timing);
-            vm.metrics.count(metrics::ENDPOINT_FALLBACK);
-        });
-        *counted = Some(served);
-        if let Some(sent) = self.sent.borrow_mut().take() {
-            decision::learn(&plugin, &sent, Verdict::Failed);
         }
     }
 
@@ -305,7 +275,9 @@ impl HttpContext for Stream {
         for (name, _) in all.iter().filter(|(name, _)| is_private(name)) {
             remove_header(MapType::HttpResponseHeaders, name);
         }
-        self.check_endpoint();
+        if let Some(plugin) = &self.plugin {
+            decision::settle_endpoint(&plugin.borrow(), &self.counted, &self.sent);
+        }
         // Only a worker says so; asking Envoy what happened costs more than all the rest here.
         let succeeds = names::get(&all, ":status").is_some_and(|status| status.starts_with(b"2"));
         self.judge(|| match succeeds {
