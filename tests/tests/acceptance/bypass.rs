@@ -35,11 +35,7 @@ async fn transfer_params_are_refused_on_other_paths_too_wherever_they_are() {
         r#"{"input":"x","kv_transfer_params":{}}"#,
         r#"{"sampling_params":{"extra_args":{"kv\u005ftransfer_params":{}}}}"#,
     ];
-    for path in [
-        "/v1/messages",
-        "/generative_scoring",
-        "/v1/completions/",
-    ] {
+    for path in ["/v1/messages", "/generative_scoring", "/v1/completions/"] {
         for body in bodies {
             assert_eq!(gateway.post(path, body).await.status, 400, "{path} {body}");
         }
