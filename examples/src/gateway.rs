@@ -237,11 +237,12 @@ fn stats_config() -> Value {
     json!({
         "stats_tags": [
             {"tag_name": "eldr_outcome", "regex": r"^wasmcustom\.eldr\.outcome(\.([a-z0-9_]+))$"},
-            {"tag_name": "eldr_reason", "regex": r"^wasmcustom\.eldr\.reason(\.([a-z0-9_]+))$"},
+            {"tag_name": "eldr_reason", "regex": r"^wasmcustom\.eldr\.(?:shadow\.)?reason(\.([a-z0-9_]+))$"},
             {
                 "tag_name": "eldr_worker",
-                "regex": r"^wasmcustom\.eldr\.worker(\.(.+))\.(?:routed|in_flight|elsewhere|ejections)$",
+                "regex": r"^wasmcustom\.eldr\.(?:policy\.[a-z0-9_]+\.)?worker(\.(.+))\.(?:routed|in_flight|elsewhere|ejections|sent|not_counted|ttft_ms|tpot_us)$",
             },
+            {"tag_name": "eldr_policy", "regex": r"^wasmcustom\.eldr\.policy(\.([a-z0-9_]+))\.worker\."},
         ],
         "histogram_bucket_settings": [
             {
@@ -263,6 +264,14 @@ fn stats_config() -> Value {
             {
                 "match": {"suffix": "eldr.prefill_ms"},
                 "buckets": [5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 30000],
+            },
+            {
+                "match": {"suffix": "ttft_ms"},
+                "buckets": [10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 30000, 60000],
+            },
+            {
+                "match": {"suffix": "tpot_us"},
+                "buckets": [2000, 5000, 7500, 10000, 12500, 15000, 20000, 25000, 30000, 40000, 50000, 75000, 100000, 200000, 500000],
             },
         ],
     })

@@ -34,11 +34,18 @@ pub struct Meter {
 
 /// Times of one answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Times {
-    /// Until the first event began to pass, milliseconds.
-    pub ttft_ms: u64,
-    /// Per event after the first, microseconds; `None` for an answer that broke off or had one event.
-    pub tpot_us: Option<u64>,
+pub enum Times {
+    /// There is nothing to time.
+    NothingPassed,
+    /// The clock went back, or a wash-out or a switch of a rollout came in between.
+    Spoiled,
+    /// They count.
+    Taken {
+        /// Until the first event began to pass, milliseconds.
+        ttft_ms: u64,
+        /// Per event after the first, microseconds; `None` for an answer that broke off or had one event.
+        tpot_us: Option<u64>,
+    },
 }
 
 impl Meter {
@@ -80,24 +87,25 @@ impl Meter {
         }
     }
 
-    /// The times, once the answer has ended; `None` if nothing passed, or the clock, a wash-out or a switch of a rollout
-    /// spoils them.
-    pub fn times(&self, now_ns: u64) -> Option<Times> {
+    /// The times, once the answer has ended.
+    pub fn times(&self, now_ns: u64) -> Times {
         const MS: u64 = 1_000_000;
-        let first_ns = self.first_ns?;
+        let Some(first_ns) = self.first_ns else {
+            return Times::NothingPassed;
+        };
         let counts = match self.course.rollout {
             Some(rollout) => rollout.counts(self.begun_ns / MS, now_ns / MS),
             None => true,
         };
         if !counts || first_ns < self.begun_ns || self.last_ns < first_ns {
-            return None;
+            return Times::Spoiled;
         }
         let after_first = self.events.saturating_sub(1);
         let per_event = ((self.last_ns - first_ns) / 1_000).checked_div(after_first);
-        Some(Times {
+        Times::Taken {
             ttft_ms: (first_ns - self.begun_ns) / MS,
             tpot_us: per_event.filter(|_| self.complete),
-        })
+        }
     }
 }
 
@@ -117,28 +125,32 @@ mod tests {
     #[test]
     fn the_time_per_event_is_taken_between_the_first_and_the_last_piece() {
         let mut meter = meter(None);
-        assert_eq!(meter.times(11 * MS), None, "nothing passed");
+        assert_eq!(meter.times(11 * MS), Times::NothingPassed);
         meter.pass(b"data: 1\n\n", false, 15 * MS);
         meter.pass(b"data: 2\n\ndata: 3\n\n", false, 17 * MS);
-        let cut = Times {
+        let cut = Times::Taken {
             ttft_ms: 5,
             tpot_us: None,
         };
-        assert_eq!(meter.times(17 * MS), Some(cut));
+        assert_eq!(meter.times(17 * MS), cut);
         meter.pass(b"data: [DONE]\n\n", false, 18 * MS);
         meter.pass(b"", true, 19 * MS);
-        let whole = Times {
+        let whole = Times::Taken {
             ttft_ms: 5,
             tpot_us: Some(1_000),
         };
-        assert_eq!(meter.times(19 * MS), Some(whole));
+        assert_eq!(meter.times(19 * MS), whole);
     }
 
     #[test]
     fn a_single_event_has_no_time_per_event() {
         let mut meter = meter(None);
         meter.pass(b"data: 1\n\n", true, 15 * MS);
-        assert_eq!(meter.times(15 * MS).unwrap().tpot_us, None);
+        let once = Times::Taken {
+            ttft_ms: 5,
+            tpot_us: None,
+        };
+        assert_eq!(meter.times(15 * MS), once);
     }
 
     #[test]
@@ -149,11 +161,15 @@ mod tests {
         };
         let mut measured = meter(Some(switchback));
         measured.pass(b"data: 1\n\n", true, 50 * MS);
-        assert!(measured.times(99 * MS).is_some());
-        assert_eq!(measured.times(100 * MS), None, "the other arm's slice");
+        assert!(matches!(measured.times(99 * MS), Times::Taken { .. }));
+        assert_eq!(
+            measured.times(100 * MS),
+            Times::Spoiled,
+            "the other arm's slice"
+        );
         let mut set_back = meter(None);
         set_back.pass(b"data: 1\n\n", true, 9 * MS);
-        assert_eq!(set_back.times(9 * MS), None);
+        assert_eq!(set_back.times(9 * MS), Times::Spoiled);
     }
 
     proptest! {

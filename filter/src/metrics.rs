@@ -34,19 +34,16 @@ pub fn ejections(cluster: &str) -> String {
     format!("eldr.worker.{cluster}.ejections")
 }
 
-/// Counter: requests that a policy sent to a decode cluster.
-pub fn by_policy(cluster: &str, policy: Policy) -> String {
-    format!("eldr.worker.{cluster}.policy.{}.routed", policy.name())
+/// Under a rollout: what a policy did with a decode cluster. Counter `sent`: requests. Histograms of streams: `ttft_ms`, time
+/// to first token in milliseconds, and `tpot_us`, time per output token after the first in microseconds. Counter
+/// `not_counted`: streams whose times a switch, a wash-out or the clock spoiled.
+pub fn of_policy(policy: Policy, cluster: &str, what: &str) -> String {
+    format!("eldr.policy.{}.worker.{cluster}.{what}", policy.name())
 }
 
-/// Histogram: time to first token of streams that a policy sent to a decode cluster, milliseconds.
-pub fn ttft_ms(cluster: &str, policy: Policy) -> String {
-    format!("eldr.worker.{cluster}.policy.{}.ttft_ms", policy.name())
-}
-
-/// Histogram: their time per output token after the first, microseconds.
-pub fn tpot_us(cluster: &str, policy: Policy) -> String {
-    format!("eldr.worker.{cluster}.policy.{}.tpot_us", policy.name())
+/// Counter: what decisions in shadow mode rested on, whatever was done.
+pub fn shadow_reason(reason: Reason) -> String {
+    format!("eldr.shadow.reason.{}", reason.name())
 }
 
 /// Gauge: memory of the VM that has this slot, bytes. It never shrinks.

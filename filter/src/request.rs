@@ -20,7 +20,7 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use eldr_core::Outcome;
-use eldr_core::decide::{Decision, Policy};
+use eldr_core::decide::{Decision, Policy, Reason};
 
 use crate::api::{Api, Place};
 use crate::body::{self, Object};
@@ -370,10 +370,11 @@ impl Request {
     }
 
     /// Takes note, under a rollout, of the policy that decided, and in shadow mode of where the other would have sent it.
-    pub fn went_by(&mut self, policy: Policy, shadow: Option<&str>) {
+    pub fn went_by(&mut self, policy: Policy, shadow: Option<(&str, Reason)>) {
         let _ = write!(self.decision, ";policy={}", policy.name());
-        if let Some(cluster) = shadow {
-            let _ = write!(self.decision, ";shadow={cluster}");
+        if let Some((cluster, reason)) = shadow {
+            let reason = reason.name();
+            let _ = write!(self.decision, ";shadow={cluster};shadow_reason={reason}");
         }
     }
 

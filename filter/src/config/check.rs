@@ -192,12 +192,28 @@ impl Check {
             tau_is_fixed: raw.tau.is_some(),
             blob,
             source,
-            rollout: raw.rollout.map(|raw| self.rollout(field, &raw)),
+            rollout: raw
+                .rollout
+                .map(|rollout| self.rollout(field, raw.policy, &rollout)),
         }
     }
 
-    fn rollout(&mut self, field: &str, raw: &RawRollout) -> (Rollout, Policy) {
+    fn rollout(&mut self, field: &str, policy: Policy, raw: &RawRollout) -> (Rollout, Policy) {
         let field = |name: &str| format!("{field}.rollout.{name}");
+        let rollout = self.rollout_kind(&field, raw);
+        if rollout.1 == policy {
+            let found = format!("{:?}", policy.name());
+            let allowed = "another policy than the model's: figures are told apart by policy";
+            self.mistake(&field("control"), &found, allowed);
+        }
+        rollout
+    }
+
+    fn rollout_kind(
+        &mut self,
+        field: &impl Fn(&str) -> String,
+        raw: &RawRollout,
+    ) -> (Rollout, Policy) {
         match *raw {
             RawRollout::Shadow { control } => (Rollout::Shadow, control),
             RawRollout::Percentage { control, percent } => {

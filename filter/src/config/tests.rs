@@ -393,3 +393,57 @@ proptest! {
         let _ = Config::parse(&text);
     }
 }
+
+#[test]
+fn a_rollout_has_defaults_ranges_and_another_policy_than_the_model() {
+    let with = |rollout: serde_json::Value| {
+        let config = json!({
+            "models": [{"model": "*", "rollout": rollout}],
+            "decode_clusters": ["d"],
+            "prefill_clusters": ["p"],
+        });
+        Config::parse(config.to_string().as_bytes())
+    };
+    let rollout = |value| with(value).unwrap().models[0].rollout.unwrap();
+    let shadow = rollout(json!({"kind": "shadow"}));
+    assert_eq!(shadow, (Rollout::Shadow, Policy::LeastLoaded));
+    let percentage = rollout(json!({"kind": "percentage", "percent": 7, "control": "top1"}));
+    assert_eq!(
+        percentage,
+        (Rollout::Percentage { percent: 7 }, Policy::Top1)
+    );
+    let switchback = Rollout::Switchback {
+        slice_ms: 600_000,
+        washout_ms: 60_000,
+    };
+    assert_eq!(rollout(json!({"kind": "switchback"})).0, switchback);
+    for (bad, fields) in [
+        (
+            json!({"kind": "percentage", "percent": 101, "control": "band"}),
+            &["percent", "control"][..],
+        ),
+        (
+            json!({"kind": "switchback", "slice_ms": 99, "washout_ms": 99}),
+            &["slice_ms", "washout_ms"],
+        ),
+        (json!({"kind": "shadow", "control": "band"}), &["control"]),
+    ] {
+        let mistakes = with(bad).unwrap_err().0;
+        let found: Vec<_> = mistakes
+            .iter()
+            .map(|mistake| mistake.field.as_str())
+            .collect();
+        let expected: Vec<_> = fields
+            .iter()
+            .map(|field| format!("models[0].rollout.{field}"))
+            .collect();
+        assert_eq!(found, expected);
+    }
+    for bad in [
+        json!({"kind": "shadow", "percent": 1}),
+        json!({"kind": "canary"}),
+    ] {
+        let error = with(bad).unwrap_err().to_string();
+        assert!(error.contains("models[0].rollout"), "{error}");
+    }
+}

@@ -125,19 +125,23 @@ pub(super) fn choose(
         let policy = plugin.policy(course);
         count(vm, &decision, cluster);
         if plugin.rollout(model).is_some() {
-            vm.metrics.count(&metrics::by_policy(cluster, policy));
+            vm.metrics
+                .count(&metrics::of_policy(policy, cluster, "sent"));
         }
         if let Some(shadow) = &shadow {
             vm.metrics.count(match shadow.target == decision.target {
                 true => metrics::SHADOW_AGREES,
                 false => metrics::SHADOW_DIFFERS,
             });
+            vm.metrics.count(&metrics::shadow_reason(shadow.reason));
         }
         stages::end("metrics");
         if is_sampled(draw, config.log_decisions_per_mille) {
             let (line, shadow) = (line(plugin, &decision, &workers), shadow.as_ref());
-            let shadow =
-                shadow.map(|shadow| format!(" shadow={}", plugin.decode_cluster(shadow.target)));
+            let shadow = shadow.map(|shadow| {
+                let (cluster, reason) = (plugin.decode_cluster(shadow.target), shadow.reason);
+                format!(" shadow={cluster};reason={}", reason.name())
+            });
             log(LogLevel::Info, &(line + &shadow.unwrap_or_default()));
         }
         Chosen {

@@ -18,7 +18,7 @@ use super::{EnvoyShared, decision, headers, log, now_ms, now_ns, remove_header, 
 use crate::config::{Mode, Protocol};
 use crate::headers::{self as names, is_private, is_steering};
 use crate::health::{Sent, Verdict};
-use crate::meter::{Course, Meter};
+use crate::meter::{Course, Meter, Times};
 use crate::metrics;
 use crate::release::reached_worker;
 use crate::request::{Answer, Head, OnBody, OnHeaders, OnPrefill, Relayed, Reply};
@@ -332,6 +332,9 @@ impl HttpContext for Stream {
     }
 
     fn on_http_response_trailers(&mut self, _: usize) -> Action {
+        if let Some(meter) = self.meter.borrow_mut().as_mut() {
+            meter.pass(b"", true, now_ns());
+        }
         if let Some(leg) = &mut self.relayed {
             leg.on_answer_body(usize::MAX, true);
         }
@@ -426,9 +429,8 @@ pub(super) fn route(waiting: &Waiting, clue: Clue<'_>, head: Option<&Head>) -> R
     request.routed(&chosen.decision, cluster);
     let (policy, rollout) = (chosen.policy, plugin.rollout(model));
     if rollout.is_some() {
-        let shadow = chosen
-            .shadow
-            .map(|shadow| plugin.decode_cluster(shadow.target));
+        let shadow = chosen.shadow;
+        let shadow = shadow.map(|shadow| (plugin.decode_cluster(shadow.target), shadow.reason));
         request.went_by(policy, shadow);
     }
     if rollout.is_some() || plugin.config().measure_streams {
@@ -445,16 +447,15 @@ pub(super) fn route(waiting: &Waiting, clue: Clue<'_>, head: Option<&Head>) -> R
 
 /// Adds an answer's times to what is known of its worker and policy.
 fn record(meter: &Meter, cluster: &str) {
-    let Some(times) = meter.times(now_ns()) else {
-        return;
-    };
-    let policy = meter.policy();
-    vm::with(|vm| {
-        vm.metrics
-            .record(&metrics::ttft_ms(cluster, policy), times.ttft_ms);
-        if let Some(tpot_us) = times.tpot_us {
-            vm.metrics
-                .record(&metrics::tpot_us(cluster, policy), tpot_us);
+    let name = |what| metrics::of_policy(meter.policy(), cluster, what);
+    vm::with(|vm| match meter.times(now_ns()) {
+        Times::NothingPassed => {}
+        Times::Spoiled => vm.metrics.count(&name("not_counted")),
+        Times::Taken { ttft_ms, tpot_us } => {
+            vm.metrics.record(&name("ttft_ms"), ttft_ms);
+            if let Some(tpot_us) = tpot_us {
+                vm.metrics.record(&name("tpot_us"), tpot_us);
+            }
         }
     });
 }

@@ -43,16 +43,17 @@ async fn a_shadow_decides_counts_and_logs_but_requests_go_by_load() {
     assert_eq!(worker, "decode-0");
     assert_eq!(
         decision,
-        "decode-0;reason=blind;policy=least_loaded;shadow=decode-2"
+        "decode-0;reason=blind;policy=least_loaded;shadow=decode-2;shadow_reason=in_band"
     );
     gateway.prefill_says(Some(0));
     let (_, decision) = ask(&gateway).await;
-    assert!(decision.ends_with(";shadow=decode-0"), "{decision}");
+    assert!(decision.contains(";shadow=decode-0;"), "{decision}");
     for (name, count) in [
         ("eldr.shadow_differs", 1),
         ("eldr.shadow_agrees", 1),
         ("eldr.reason.blind", 2),
-        ("eldr.worker.decode-0.policy.least_loaded.routed", 2),
+        ("eldr.policy.least_loaded.worker.decode-0.sent", 2),
+        ("eldr.shadow.reason.in_band", 2),
     ] {
         let now = async || counter(&gateway, name).await;
         eventually(name, now, |found| *found == count).await;
@@ -91,7 +92,7 @@ async fn a_percentage_is_told_by_the_request_id() {
 
 #[tokio::test]
 async fn a_switchback_switches_all_threads_by_the_clock() {
-    let slice_ms = 150;
+    let slice_ms = 2_000;
     let rollout = json!({ "kind": "switchback", "slice_ms": slice_ms, "washout_ms": 0 });
     let gateway = Gateway::start(Options {
         threads: 2,
@@ -121,7 +122,9 @@ async fn a_switchback_switches_all_threads_by_the_clock() {
             // A request over a switch may be of either arm.
             if before == arm() {
                 let arm = usize::from(before.1 == Arm::Treatment);
-                assert_eq!(reply.text(), ["decode-0", "decode-2"][arm]);
+                let policy = ["policy=least_loaded", "policy=band"][arm];
+                let decision = reply.headers["x-eldr-decision"].to_str().unwrap();
+                assert!(decision.ends_with(policy), "{decision}");
                 seen[arm] += 1;
             }
         }
@@ -193,7 +196,7 @@ async fn ttft_and_tpot_are_taken_by_worker_and_policy() {
     for (worker, pause_ms) in [(2, 20), (1, 60)] {
         gateway.prefill_says(Some(worker));
         stream(&mut gateway, worker, Duration::from_millis(pause_ms)).await;
-        let of = |what| format!("eldr.worker.decode-{worker}.policy.band.{what}");
+        let of = |what| format!("eldr.policy.band.worker.decode-{worker}.{what}");
         let (ttft, tpot) = (of("ttft_ms"), of("tpot_us"));
         let measured = async || (least(&gateway, &ttft).await, least(&gateway, &tpot).await);
         let both = |times: &(Option<f64>, Option<f64>)| times.0.is_some() && times.1.is_some();
@@ -217,7 +220,7 @@ async fn streams_are_measured_without_a_rollout_only_where_that_is_asked_for() {
         gateway.prefill_says(Some(2));
         stream(&mut gateway, 2, Duration::from_millis(1)).await;
         gateway.expect_outcomes(&[("routed(in_band)", 1)]).await;
-        let now = async || least(&gateway, "eldr.worker.decode-2.policy.band.tpot_us").await;
+        let now = async || least(&gateway, "eldr.policy.band.worker.decode-2.tpot_us").await;
         eventually(name, now, |found| found.is_some() == measures).await;
     }
 }
@@ -233,7 +236,11 @@ async fn a_wash_out_counts_for_neither_arm() {
     }
     assert_eq!(gateway.post("/v1/completions", BODY).await.status, 200);
     gateway.expect_in_flight(0).await;
-    let stats = gateway.envoy.stats("ttft_ms|policy.*routed").await.unwrap();
-    assert_eq!(stats.values.into_values().sum::<u64>(), 1, "it was routed");
+    let stats = gateway.envoy.stats(r"eldr\.policy\.").await.unwrap();
+    let of = |what: &str| {
+        let named = stats.values.iter().filter(|(name, _)| name.ends_with(what));
+        named.map(|(_, count)| count).sum::<u64>()
+    };
+    assert_eq!((of(".sent"), of(".not_counted")), (1, 1));
     assert!(stats.histograms.is_empty(), "{:?}", stats.histograms);
 }
