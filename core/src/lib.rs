@@ -12,7 +12,8 @@
 //! | all of it in one call | [`route`] |
 //!
 //! [`blob`] is the file in which a calibration travels, [`prefix_hash`] chooses the prefill worker by the prompt's
-//! beginning, [`rollout`] divides requests between two policies, [`engine`] models decode steps, [`prefix_cache`] keeps the signatures of cached prompt prefixes. The same code runs natively and as WebAssembly and gives the same bits on
+//! beginning, [`rollout`] divides requests between two policies, [`engine`] models decode steps, [`prefix_cache`] keeps
+//! the signatures of cached prompt prefixes. The same code runs natively and as WebAssembly and gives the same bits on
 //! both.
 //!
 //! The crate knows no clock, no randomness and no global state: time and entropy are arguments.

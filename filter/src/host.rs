@@ -9,6 +9,7 @@
 
 mod calls;
 mod decision;
+mod decode;
 mod fetch;
 mod held;
 mod metrics;

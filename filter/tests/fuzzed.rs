@@ -45,9 +45,10 @@ proptest! {
 
     #[test]
     fn config_structured(bytes in inputs::bytes(inputs::seeds(FUZZ, "config_structured"))) {
-        if let Some(input) = inputs::value(&bytes) {
-            properties::config_structured::check(input);
-        }
+        let Some(input) = inputs::value(&bytes) else {
+            return Err(TestCaseError::reject("not an input"));
+        };
+        properties::config_structured::check(input);
     }
 
     #[test]
@@ -57,9 +58,10 @@ proptest! {
 
     #[test]
     fn body_structured(bytes in inputs::bytes(inputs::seeds(FUZZ, "body_structured"))) {
-        if let Some(input) = inputs::value(&bytes) {
-            properties::body_structured::check(input);
-        }
+        let Some(input) = inputs::value(&bytes) else {
+            return Err(TestCaseError::reject("not an input"));
+        };
+        properties::body_structured::check(input);
     }
 
     #[test]
@@ -69,8 +71,9 @@ proptest! {
 
     #[test]
     fn prefill_structured(bytes in inputs::bytes(inputs::seeds(FUZZ, "prefill_structured"))) {
-        if let Some(input) = inputs::value(&bytes) {
-            properties::prefill_structured::check(input);
-        }
+        let Some(input) = inputs::value(&bytes) else {
+            return Err(TestCaseError::reject("not an input"));
+        };
+        properties::prefill_structured::check(input);
     }
 }

@@ -4,9 +4,9 @@ use proxy_wasm::hostcalls;
 use proxy_wasm::types::{Action, BufferType, MapType};
 
 use super::decision::{self, Clue};
-use super::stream;
 use super::vm::{self, Waiting};
 use super::{EnvoyShared, headers, now_ms, remove_header, set_header};
+use super::{decode, stream};
 use crate::body::Object;
 use crate::handover;
 use crate::headers::{self as names, Header, is_private};
@@ -62,7 +62,7 @@ impl PrefillLeg {
             ticket,
             holds: false,
         };
-        match stream::edit((&cluster, None), waiting.content_length, None) {
+        match decode::edit((&cluster, None), waiting.content_length, None) {
             Ok(()) => Ok(leg),
             Err(status) => {
                 leg.end();
@@ -184,7 +184,7 @@ pub(super) fn send_decode(waiting: &Waiting, decode: Relayed) -> Result<(), Repl
         (None, Some(kept)) => Clue::Kept(kept),
         (None, None) => Clue::Header(None),
     };
-    stream::route(waiting, clue, body.as_ref())
+    decode::route(waiting, clue, body.as_ref())
 }
 
 /// What the prefill answer of this request said, if it is known and can be used.

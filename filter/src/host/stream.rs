@@ -6,10 +6,11 @@ use std::rc::Rc;
 use eldr_core::signature::Encoded;
 use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, HttpContext};
-use proxy_wasm::types::{Action, BufferType, LogLevel, MapType, Status};
+use proxy_wasm::types::{Action, BufferType, LogLevel, MapType};
 
 use super::calls::Errand;
 use super::decision::Clue;
+use super::decode::{record, route};
 use super::held::{self, HeldAnswer};
 use super::relay::{self, PrefillLeg};
 use super::stages;
@@ -18,10 +19,10 @@ use super::{EnvoyShared, decision, headers, log, now_ms, now_ns, remove_header, 
 use crate::config::{Mode, Protocol};
 use crate::headers::{self as names, is_private, is_steering};
 use crate::health::{Sent, Verdict};
-use crate::meter::{Course, Meter, Times};
+use crate::meter::Meter;
 use crate::metrics;
 use crate::release::reached_worker;
-use crate::request::{Answer, Head, OnBody, OnHeaders, OnPrefill, Relayed, Reply};
+use crate::request::{Answer, OnBody, OnHeaders, OnPrefill, Relayed, Reply};
 
 pub(super) struct Stream {
     id: u32,
@@ -417,49 +418,6 @@ pub(super) fn on_prefill(waiting: &Waiting, answer: &Answer) {
     }
 }
 
-/// Chooses the decode cluster, counts the request there and edits it, all while its headers are held.
-pub(super) fn route(waiting: &Waiting, clue: Clue<'_>, head: Option<&Head>) -> Result<(), Reply> {
-    let plugin = waiting.plugin.borrow();
-    let mut request = waiting.request.borrow_mut();
-    let model = request.model();
-    let chosen = decision::choose(&plugin, model, clue, &waiting.request_id);
-    *waiting.sent.borrow_mut() = chosen.sent;
-    let cluster = plugin.decode_cluster(chosen.decision.target);
-    *waiting.counted.borrow_mut() = Some(cluster.to_owned());
-    request.routed(&chosen.decision, cluster);
-    let (policy, rollout) = (chosen.policy, plugin.rollout(model));
-    if rollout.is_some() {
-        let shadow = chosen.shadow;
-        let shadow = shadow.map(|shadow| (plugin.decode_cluster(shadow.target), shadow.reason));
-        request.went_by(policy, shadow);
-    }
-    if rollout.is_some() || plugin.config().measure_streams {
-        let begun_ns = waiting.started_ms.saturating_mul(1_000_000);
-        let meter = Meter::new(Course { policy, rollout }, begun_ns);
-        *waiting.meter.borrow_mut() = Some(meter);
-    }
-    set_property("eldr_decision", request.decision());
-    stages::end("note");
-    let place = plugin.config().destination.of(cluster);
-    edit(place, waiting.content_length, head)
-        .map_err(|status| request.internal(&format!("the request could not be edited: {status:?}")))
-}
-
-/// Adds an answer's times to what is known of its worker and policy.
-fn record(meter: &Meter, cluster: &str) {
-    let name = |what| metrics::of_policy(meter.policy(), cluster, what);
-    vm::with(|vm| match meter.times(now_ns()) {
-        Times::NothingPassed => {}
-        Times::Spoiled => vm.metrics.count(&name("not_counted")),
-        Times::Taken { ttft_ms, tpot_us } => {
-            vm.metrics.record(&name("ttft_ms"), ttft_ms);
-            if let Some(tpot_us) = tpot_us {
-                vm.metrics.record(&name("tpot_us"), tpot_us);
-            }
-        }
-    });
-}
-
 /// What the host does with a request whose headers are held: it goes on, or it is answered.
 fn go_on(waiting: &Waiting, sent: Result<(), Reply>) -> Action {
     match sent {
@@ -469,38 +427,6 @@ fn go_on(waiting: &Waiting, sent: Result<(), Reply>) -> Action {
             Action::Pause
         }
     }
-}
-
-/// Sends a held request to a cluster, to this endpoint of it if one is named, with a new head.
-pub(super) fn edit(
-    (cluster, endpoint): (&str, Option<&str>),
-    content_length: Option<usize>,
-    head: Option<&Head>,
-) -> Result<(), Status> {
-    if let Some(Head { replaces, bytes }) = head {
-        hostcalls::set_buffer(BufferType::HttpRequestBody, 0, *replaces, bytes.as_bytes())?;
-        if let Some(length) = content_length {
-            let length = (length + bytes.len()).saturating_sub(*replaces).to_string();
-            set_header(
-                MapType::HttpRequestHeaders,
-                "content-length",
-                length.as_bytes(),
-            )?;
-        }
-    }
-    stages::end("set_body");
-    if let Some(endpoint) = endpoint {
-        let (map, name) = (MapType::HttpRequestHeaders, names::DESTINATION_ENDPOINT);
-        set_header(map, name, endpoint.as_bytes())?;
-    }
-    // Clears the route cache, so that Envoy's `cluster_header` route sees it.
-    set_header(
-        MapType::HttpRequestHeaders,
-        names::DECODE_CLUSTER,
-        cluster.as_bytes(),
-    )?;
-    stages::end("set_header");
-    Ok(())
 }
 
 fn reply(waiting: &Waiting, answer: &Reply) {
@@ -529,6 +455,6 @@ pub(super) fn log_signature(signature: Option<&[u8]>) {
 }
 
 /// Filter state for the access log: `%FILTER_STATE(wasm.eldr_outcome:PLAIN)%`.
-fn set_property(name: &str, value: &str) {
+pub(super) fn set_property(name: &str, value: &str) {
     let _ = hostcalls::set_property(vec![name], Some(value.as_bytes()));
 }

@@ -1,0 +1,89 @@
+//! Sends a held request to the decode worker that is chosen for it.
+
+use proxy_wasm::hostcalls;
+use proxy_wasm::types::{BufferType, MapType, Status};
+
+use super::decision::{self, Clue};
+use super::stages;
+use super::stream::set_property;
+use super::vm::{self, Waiting};
+use super::{now_ns, set_header};
+use crate::headers as names;
+use crate::meter::{Course, Meter, Times};
+use crate::metrics;
+use crate::request::{Head, Reply};
+
+/// Chooses the decode cluster, counts the request there and edits it, all while its headers are held.
+pub(super) fn route(waiting: &Waiting, clue: Clue<'_>, head: Option<&Head>) -> Result<(), Reply> {
+    let plugin = waiting.plugin.borrow();
+    let mut request = waiting.request.borrow_mut();
+    let model = request.model();
+    let chosen = decision::choose(&plugin, model, clue, &waiting.request_id);
+    *waiting.sent.borrow_mut() = chosen.sent;
+    let cluster = plugin.decode_cluster(chosen.decision.target);
+    *waiting.counted.borrow_mut() = Some(cluster.to_owned());
+    request.routed(&chosen.decision, cluster);
+    let (policy, rollout) = (chosen.policy, plugin.rollout(model));
+    if rollout.is_some() {
+        let shadow = chosen.shadow;
+        let shadow = shadow.map(|shadow| (plugin.decode_cluster(shadow.target), shadow.reason));
+        request.went_by(policy, shadow);
+    }
+    if rollout.is_some() || plugin.config().measure_streams {
+        let begun_ns = waiting.started_ms.saturating_mul(1_000_000);
+        let meter = Meter::new(Course { policy, rollout }, begun_ns);
+        *waiting.meter.borrow_mut() = Some(meter);
+    }
+    set_property("eldr_decision", request.decision());
+    stages::end("note");
+    let place = plugin.config().destination.of(cluster);
+    edit(place, waiting.content_length, head)
+        .map_err(|status| request.internal(&format!("the request could not be edited: {status:?}")))
+}
+
+/// Adds an answer's times to what is known of its worker and policy.
+pub(super) fn record(meter: &Meter, cluster: &str) {
+    let name = |what| metrics::of_policy(meter.policy(), cluster, what);
+    vm::with(|vm| match meter.times(now_ns()) {
+        Times::NothingPassed => {}
+        Times::Spoiled => vm.metrics.count(&name("not_counted")),
+        Times::Taken { ttft_ms, tpot_us } => {
+            vm.metrics.record(&name("ttft_ms"), ttft_ms);
+            if let Some(tpot_us) = tpot_us {
+                vm.metrics.record(&name("tpot_us"), tpot_us);
+            }
+        }
+    });
+}
+
+/// Sends a held request to a cluster, to this endpoint of it if one is named, with a new head.
+pub(super) fn edit(
+    (cluster, endpoint): (&str, Option<&str>),
+    content_length: Option<usize>,
+    head: Option<&Head>,
+) -> Result<(), Status> {
+    if let Some(Head { replaces, bytes }) = head {
+        hostcalls::set_buffer(BufferType::HttpRequestBody, 0, *replaces, bytes.as_bytes())?;
+        if let Some(length) = content_length {
+            let length = (length + bytes.len()).saturating_sub(*replaces).to_string();
+            set_header(
+                MapType::HttpRequestHeaders,
+                "content-length",
+                length.as_bytes(),
+            )?;
+        }
+    }
+    stages::end("set_body");
+    if let Some(endpoint) = endpoint {
+        let (map, name) = (MapType::HttpRequestHeaders, names::DESTINATION_ENDPOINT);
+        set_header(map, name, endpoint.as_bytes())?;
+    }
+    // Clears the route cache, so that Envoy's `cluster_header` route sees it.
+    set_header(
+        MapType::HttpRequestHeaders,
+        names::DECODE_CLUSTER,
+        cluster.as_bytes(),
+    )?;
+    stages::end("set_header");
+    Ok(())
+}
