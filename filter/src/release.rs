@@ -35,13 +35,15 @@ pub struct Release {
     pub headers: Vec<Header>,
     /// Body.
     pub body: String,
+    /// How often it may be sent.
+    pub tries: u8,
 }
 
 impl Form {
     /// Whether blocks may be released of which it is not known that no worker has them: a worker that went without an
     /// answer, perhaps before it had read the request. The fork's release is a note with the request's id, which is
     /// nothing to an engine that has freed the blocks; a decode request would fetch what may be another request's by
-    /// then.
+    /// then. So it is also sent once more, by another worker, when it fails.
     pub fn may_repeat(self) -> bool {
         self == Self::Eldr
     }
@@ -66,7 +68,13 @@ impl Release {
             // The prefill leg already asks for one token and no stream.
             Form::Decode => api.with_params(&Object::parse(body.as_bytes()).ok()?, params),
         };
-        Some(Self { headers, body })
+        // The worker that was to take it may be the one in trouble.
+        let tries = if form.may_repeat() { 2 } else { 1 };
+        Some(Self {
+            headers,
+            body,
+            tries,
+        })
     }
 }
 

@@ -30,7 +30,8 @@ pub(super) struct Call {
 enum Purpose {
     /// The prefill leg of this stream. What it takes to retry or to release outlives the stream in here.
     Prefill(u32, Waiting),
-    Release,
+    /// With what it takes to send it once more.
+    Release(Release, SharedPlugin),
 }
 
 /// What streams want dispatched.
@@ -52,7 +53,7 @@ pub(super) fn run_errands(root: u32) {
                 }
             }
             Errand::Release(release, plugin, failed) => {
-                send_release(root, &release, &plugin, Some(&failed));
+                send_release(root, release, &plugin, Some(&failed));
             }
         }
     }
@@ -69,10 +70,13 @@ pub(super) fn on_answer(token: u32, answer: &Answer) -> bool {
     });
     match call.purpose {
         Purpose::Prefill(stream, waiting) => on_prefill(call.root, stream, waiting, answer),
-        Purpose::Release => {
+        Purpose::Release(release, plugin) => {
             vm::with(|vm| vm.releases = vm.releases.saturating_sub(1));
             if !matches!(answer.status(), Some(200..=299)) {
                 vm::with(|vm| vm.metrics.count(metrics::RELEASE_FAILED));
+                if release.tries > 0 {
+                    send_release(call.root, release, &plugin, Some(&call.cluster));
+                }
             }
         }
     }
@@ -153,16 +157,16 @@ fn on_prefill(root: u32, stream: u32, waiting: Waiting, answer: &Answer) {
         request.on_late_prefill(answer, plugin.config())
     };
     if let Some(release) = release {
-        send_release(root, &release, &waiting.plugin, None);
+        send_release(root, release, &waiting.plugin, None);
     }
 }
 
 /// Sends a release to the least loaded decode cluster, not to `failed` if there is another.
-fn send_release(root: u32, release: &Release, plugin: &SharedPlugin, failed: Option<&str>) {
+fn send_release(root: u32, release: Release, shared: &SharedPlugin, failed: Option<&str>) {
     if vm::with(|vm| vm.releases >= MAX_UNDER_WAY) {
         return vm::with(|vm| vm.metrics.count(metrics::RELEASE_DROPPED));
     }
-    let plugin = plugin.borrow();
+    let plugin = shared.borrow();
     let timing = plugin.config().timing;
     let cluster = vm::with(|vm| {
         let now = now_ms();
@@ -178,13 +182,16 @@ fn send_release(root: u32, release: &Release, plugin: &SharedPlugin, failed: Opt
                 vm.releases += 1;
                 vm.metrics.count(metrics::RELEASE_SENT);
             });
+            let cluster = cluster.to_owned();
+            let tries = release.tries.saturating_sub(1);
+            let release = Release { tries, ..release };
             start(
                 token,
                 Call {
                     root,
-                    cluster: cluster.to_owned(),
+                    cluster,
                     timing,
-                    purpose: Purpose::Release,
+                    purpose: Purpose::Release(release, shared.clone()),
                 },
             );
         }

@@ -142,6 +142,21 @@ async fn a_release_that_fails_is_counted_and_not_repeated() {
     only_request(&gateway).await;
 }
 
+#[tokio::test]
+async fn in_the_way_of_the_official_fork_it_is_sent_once_more_by_another_worker() {
+    for (good, failed) in [(1, 1), (0, 2)] {
+        let mut gateway = gateway("eldr").await;
+        // By load the first is asked, then the second.
+        let second = if good == 1 { 200 } else { 500 };
+        for (worker, status) in gateway.decode.iter().zip([500, second, 200]) {
+            worker.answers(Answer::status(status));
+        }
+        late_answer(&mut gateway, Answer::prefill(SIGNED, None)).await;
+        expect_counts(&gateway, 2, failed, 0).await;
+        assert_eq!(received(&gateway).len(), 2);
+    }
+}
+
 /// The root that waits for the answer belongs to a listener that is gone by then.
 #[tokio::test]
 async fn a_late_answer_to_a_configuration_that_was_replaced() {
@@ -204,7 +219,8 @@ async fn releases_are_bounded() {
     for worker in &gateway.decode {
         worker.close();
     }
-    expect_counts(&gateway, 64, 1, 2).await;
+    // It is tried once more, in vain.
+    expect_counts(&gateway, 65, 2, 2).await;
 }
 
 #[tokio::test]
