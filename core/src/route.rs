@@ -151,16 +151,13 @@ pub fn route(
 ) -> Decision {
     let none = Regions::NONE;
     let regions = map.map_or(&none, |map| &map.regions);
-    let evidence = match (map, header) {
-        _ if !rule.policy.looks() => Evidence::Missing(Reason::Blind),
-        (None, _) => Evidence::Missing(Reason::NoBlob),
-        (Some(_), None) => Evidence::Missing(Reason::NoSignature),
-        (Some(map), Some(header)) => match map.similarities(header, scratch, done) {
-            Ok(similarities) => Evidence::Similarities(similarities),
-            Err(reason) => Evidence::Missing(reason),
-        },
+    let found = match (map, header) {
+        _ if !rule.policy.looks() => Err(Reason::Blind),
+        (None, _) => Err(Reason::NoBlob),
+        (Some(_), None) => Err(Reason::NoSignature),
+        (Some(map), Some(header)) => map.similarities(header, scratch, done),
     };
-    decide(rule, evidence, regions, workers, draw)
+    decide(rule, evidence(found), regions, workers, draw)
 }
 
 /// As [`route`], by what [`Map::similarities`] gave earlier of the same revision of `map`.
@@ -171,12 +168,16 @@ pub fn route_by(
     workers: &[Worker],
     draw: Draw,
 ) -> Decision {
-    let evidence = match found {
-        _ if !rule.policy.looks() => Evidence::Missing(Reason::Blind),
-        Ok(similarities) => Evidence::Similarities(similarities),
-        Err(reason) => Evidence::Missing(reason),
+    let found = if rule.policy.looks() {
+        found
+    } else {
+        Err(Reason::Blind)
     };
-    decide(rule, evidence, &map.regions, workers, draw)
+    decide(rule, evidence(found), &map.regions, workers, draw)
+}
+
+fn evidence(found: Result<&[f32], Reason>) -> Evidence<'_> {
+    found.map_or_else(Evidence::Missing, Evidence::Similarities)
 }
 
 #[cfg(test)]

@@ -3,19 +3,18 @@
 //! Every mistake is reported in one go, each with its field, the value found and what is allowed.
 
 mod check;
+mod raw;
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use check::Check;
 use eldr_core::decide::{Policy, Rule};
-use eldr_core::prefix_hash::{LOAD_FACTOR, PREFIX_BYTES};
 use eldr_core::rollout::Rollout;
 use eldr_core::route::Map;
+use raw::{Raw, RawModel};
 use serde::Deserialize;
-use serde_json::Value;
 
-use crate::destination::{self, Destination};
+use crate::destination::Destination;
 use crate::health::CoolDown;
 use crate::load::Timing;
 use crate::poll::Source;
@@ -25,184 +24,6 @@ use crate::worker::{DecodeCluster, Share};
 
 /// A model name that matches any.
 pub const ANY_MODEL: &str = "*";
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Raw {
-    models: Vec<RawModel>,
-    decode_clusters: Vec<DecodeCluster>,
-    #[serde(default)]
-    decode_endpoints: Vec<DecodeCluster>,
-    #[serde(default)]
-    destination: destination::Kind,
-    prefill_clusters: Vec<String>,
-    #[serde(default)]
-    prefill_policy: PrefillPolicy,
-    #[serde(default = "default_prefill_prefix_bytes")]
-    prefill_prefix_bytes: u64,
-    #[serde(default = "default_prefill_load_factor")]
-    prefill_load_factor: f64,
-    #[serde(default = "default_prefill_timeout_ms")]
-    prefill_timeout_ms: u64,
-    #[serde(default = "default_prefill_retry")]
-    prefill_retry: bool,
-    #[serde(default)]
-    on_prefill_failure: OnPrefillFailure,
-    #[serde(default)]
-    release: Form,
-    #[serde(default)]
-    mode: Mode,
-    #[serde(default = "default_relay_ttl_ms")]
-    relay_ttl_ms: u64,
-    #[serde(default)]
-    relay_body_signature: bool,
-    #[serde(default)]
-    protocol: Protocol,
-    #[serde(default)]
-    mooncake: BTreeMap<String, Mooncake>,
-    #[serde(default)]
-    report_cached_tokens: bool,
-    #[serde(default = "default_load_lease_ms")]
-    load_lease_ms: u64,
-    #[serde(default = "default_load_refresh_ms")]
-    load_refresh_ms: u64,
-    #[serde(default)]
-    load_report_interval_ms: u64,
-    #[serde(default = "default_load_report_path")]
-    load_report_path: String,
-    #[serde(default = "default_load_report_stale_ms")]
-    load_report_stale_ms: u64,
-    #[serde(default = "default_kv_usage_limit")]
-    kv_usage_limit: f64,
-    #[serde(default = "default_eject_ms")]
-    eject_ms: u64,
-    #[serde(default = "default_eject_max_ms")]
-    eject_max_ms: u64,
-    #[serde(default)]
-    debug_headers: bool,
-    #[serde(default)]
-    measure_streams: bool,
-    #[serde(default)]
-    log_signatures: bool,
-    #[serde(default)]
-    log_decisions_per_mille: u64,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawModel {
-    model: String,
-    blob: Option<RawBlob>,
-    #[serde(default)]
-    policy: Policy,
-    tau: Option<f64>,
-    #[serde(default)]
-    max_load_factor: Option<Value>,
-    rollout: Option<RawRollout>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-enum RawRollout {
-    Shadow {
-        #[serde(default = "default_control")]
-        control: Policy,
-    },
-    Percentage {
-        #[serde(default = "default_control")]
-        control: Policy,
-        percent: u64,
-    },
-    Switchback {
-        #[serde(default = "default_control")]
-        control: Policy,
-        #[serde(default = "default_slice_ms")]
-        slice_ms: u64,
-        #[serde(default = "default_washout_ms")]
-        washout_ms: u64,
-    },
-}
-
-fn default_control() -> Policy {
-    Policy::LeastLoaded
-}
-
-fn default_slice_ms() -> u64 {
-    600_000
-}
-
-fn default_washout_ms() -> u64 {
-    60_000
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawBlob {
-    inline: Option<String>,
-    http: Option<RawHttp>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawHttp {
-    cluster: String,
-    path: String,
-    #[serde(default = "default_interval_ms")]
-    interval_ms: u64,
-    authority: Option<String>,
-}
-
-fn default_interval_ms() -> u64 {
-    5_000
-}
-
-fn default_eject_ms() -> u64 {
-    1_000
-}
-
-fn default_eject_max_ms() -> u64 {
-    30_000
-}
-
-fn default_prefill_prefix_bytes() -> u64 {
-    PREFIX_BYTES as u64
-}
-
-fn default_prefill_load_factor() -> f64 {
-    LOAD_FACTOR
-}
-
-fn default_prefill_retry() -> bool {
-    true
-}
-
-fn default_prefill_timeout_ms() -> u64 {
-    30_000
-}
-
-fn default_relay_ttl_ms() -> u64 {
-    60_000
-}
-
-fn default_load_lease_ms() -> u64 {
-    2_000
-}
-
-fn default_load_refresh_ms() -> u64 {
-    1
-}
-
-fn default_load_report_path() -> String {
-    "/metrics".into()
-}
-
-fn default_load_report_stale_ms() -> u64 {
-    5_000
-}
-
-fn default_kv_usage_limit() -> f64 {
-    0.95
-}
 
 /// How the prefill cluster is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]

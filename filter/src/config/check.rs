@@ -10,7 +10,8 @@ use eldr_core::rollout::Rollout;
 use eldr_core::route::Map;
 use serde_json::Value;
 
-use super::{Mistake, Mode, Model, Mooncake, Protocol, RawBlob, RawHttp, RawModel, RawRollout};
+use super::raw::{RawBlob, RawHttp, RawModel, RawRollout};
+use super::{Mistake, Mode, Model, Mooncake, Protocol};
 use crate::destination::{self, Destination, Kind};
 use crate::poll::Source;
 use crate::reports::Reporting;

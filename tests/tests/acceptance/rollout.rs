@@ -7,7 +7,7 @@ use eldr_tests::client::{next_piece, post};
 use eldr_tests::{Answer, Gateway, Options, blob, eventually};
 use hyper::header::HeaderValue;
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::Instant;
 
 const BODY: &str = r#"{"model":"m","prompt":"hi","stream":true}"#;
 
@@ -168,7 +168,9 @@ async fn stream(gateway: &mut Gateway, worker: usize, pause: Duration) {
         let exchange = gateway.decode[worker].next().await;
         let stream = exchange.stream(Answer::event_stream());
         for event in ["data: a\n\n", "data: b\n\n", "data: c\n\n", "data: d\n\n"] {
-            sleep(pause).await;
+            // The worker takes its time for a step.
+            let begun = Instant::now();
+            eventually("a step", async || begun.elapsed(), |taken| *taken >= pause).await;
             stream.send(event).await;
         }
         stream.finish();
