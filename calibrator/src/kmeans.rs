@@ -1,8 +1,9 @@
 //! Spherical balanced K-means (ELDR §4): unit vectors, cosine distance, regions of bounded size.
 
-use nalgebra::DMatrixView;
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
+use wide::f32x4;
 
 use crate::assign::assign;
 
@@ -38,17 +39,73 @@ impl<'a> Vectors<'a> {
     }
 
     /// Cosine distance of every vector to every centroid, row-major `[vector][centroid]`.
+    ///
+    /// Additions have one fixed order: a fit has the same bytes on all processors, however many threads.
     pub fn distances(&self, centroids: Vectors<'_>) -> Vec<f32> {
-        // A row-major matrix is its transpose in nalgebra's column-major order: as matrices of
-        // columns, centroidsᵀ · vectors is [vector][centroid] in memory. `tr_mul` adds in one fixed
-        // order, where `*` picks a kernel by processor: a fit has the same bytes on all of them.
-        let centroids =
-            DMatrixView::from_slice(centroids.values, centroids.dimension, centroids.len());
-        let vectors = DMatrixView::from_slice(self.values, self.dimension, self.len());
-        let mut similarity = centroids.tr_mul(&vectors);
-        similarity.apply(|value| *value = 1.0 - *value);
-        similarity.data.into()
+        let clusters = centroids.len();
+        let mut distances = vec![0.0; self.len() * clusters];
+        let pairs = distances.par_chunks_mut(2 * clusters);
+        pairs.enumerate().for_each(|(pair, out)| {
+            let (first, second) = out.split_at_mut(clusters);
+            let a = self.row(2 * pair);
+            // Where the vectors are odd in number, the last one is its own partner, and nobody sees the second result.
+            let b = if second.is_empty() {
+                a
+            } else {
+                self.row(2 * pair + 1)
+            };
+            let mut cluster = 0;
+            while cluster < clusters {
+                let [to_a, to_b] = if cluster + 4 <= clusters {
+                    dots(
+                        [a, b],
+                        [0, 1, 2, 3].map(|next| centroids.row(cluster + next)),
+                    )
+                    .map(Vec::from)
+                } else {
+                    dots([a, b], [centroids.row(cluster)]).map(Vec::from)
+                };
+                for (next, (a, b)) in to_a.iter().zip(&to_b).enumerate() {
+                    first[cluster + next] = 1.0 - a;
+                    if let Some(second) = second.get_mut(cluster + next) {
+                        *second = 1.0 - b;
+                    }
+                }
+                cluster += to_a.len();
+            }
+        });
+        distances
     }
+}
+
+/// Dot products of `V` vectors with `C` centroids. Side by side, each value that is loaded is used several times.
+fn dots<const V: usize, const C: usize>(
+    vectors: [&[f32]; V],
+    centroids: [&[f32]; C],
+) -> [[f32; C]; V] {
+    let vectors = vectors.map(|row| row.as_chunks::<4>());
+    let centroids = centroids.map(|row| row.as_chunks::<4>());
+    let mut sums = [[f32x4::ZERO; C]; V];
+    let quads = vectors[0].0.len();
+    let (xs, ys) = (
+        vectors.map(|(quads, _)| quads),
+        centroids.map(|(quads, _)| quads),
+    );
+    for at in 0..quads {
+        let ys = ys.map(|row| f32x4::from(row[at]));
+        for (sums, row) in sums.iter_mut().zip(&xs) {
+            let x = f32x4::from(row[at]);
+            for (sum, y) in sums.iter_mut().zip(&ys) {
+                *sum += x * *y;
+            }
+        }
+    }
+    std::array::from_fn(|v| {
+        std::array::from_fn(|c| {
+            let rest = vectors[v].1.iter().zip(centroids[c].1).map(|(x, y)| x * y);
+            sums[v][c].reduce_add() + rest.sum::<f32>()
+        })
+    })
 }
 
 /// One round: an assignment and what it costs.

@@ -5,10 +5,11 @@
 //! counts. Starting from none, the layer that raises it most is added until all are in; the prefix
 //! with the highest correlation is kept.
 
-use eldr_core::similarity::dot_scalar;
+use eldr_core::similarity::dot;
 use eldr_core::transform::MIN_NORM;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::error::Error;
@@ -91,7 +92,7 @@ pub fn select(
         .fold(Products::default(), |sum, layer| sum.plus(&layer));
     let mut distances = Vec::new();
     Products::default().distances(&whole, pairs, &mut distances);
-    let mut spearman = Spearman::new(&distances).ok_or_else(|| {
+    let spearman = Spearman::new(&distances).ok_or_else(|| {
         Error::new(
             format!(
                 "the decode counts of all {} pairs of requests are equally far apart",
@@ -102,7 +103,8 @@ pub fn select(
     })?;
 
     let products: Vec<_> = (0..signal.layers)
-        .map(|l| Products::of(signal, l, pairs))
+        .into_par_iter()
+        .map(|layer| Products::of(signal, layer, pairs))
         .collect();
     let mut chosen = Products::default();
     let mut open: Vec<usize> = (0..signal.layers).collect();
@@ -113,11 +115,17 @@ pub fn select(
     };
     while !open.is_empty() {
         let step = selection.order.len();
+        // Candidates are independent of each other, so threads change nothing but the time.
+        let rhos: Vec<f64> = open
+            .par_iter()
+            .map_init(Default::default, |(distances, scratch), &layer| {
+                chosen.distances(&products[layer], pairs, distances);
+                spearman.rho(distances, scratch)
+            })
+            .collect();
         let mut best = (0, f64::NEG_INFINITY);
-        for (place, &layer) in open.iter().enumerate() {
-            chosen.distances(&products[layer], pairs, &mut distances);
-            let rho = spearman.rho(&distances);
-            on_candidate(step, layer, rho);
+        for (place, &rho) in rhos.iter().enumerate() {
+            on_candidate(step, open[place], rho);
             if rho > best.1 {
                 best = (place, rho);
             }
@@ -153,14 +161,20 @@ impl Products {
             experts,
             values,
         } = profiles;
-        let row = |request: usize| &values[(request * layers + layer) * experts..][..experts];
-        let requests = values.len() / (layers * experts);
+        // Packed: rows of one layer lie a power of two apart or nearly so, which few sets of a cache would hold.
+        let rows: Vec<&[f32]> = values
+            .chunks_exact(experts)
+            .skip(layer)
+            .step_by(layers)
+            .collect();
+        let packed = rows.concat();
+        let row = |request: usize| &packed[request * experts..][..experts];
         Products {
             dots: pairs
                 .iter()
-                .map(|&(i, j)| dot_scalar(row(i), row(j)))
+                .map(|&(i, j)| f64::from(dot(row(i), row(j))))
                 .collect(),
-            squares: (0..requests).map(|i| dot_scalar(row(i), row(i))).collect(),
+            squares: rows.iter().map(|row| f64::from(dot(row, row))).collect(),
         }
     }
 
@@ -183,27 +197,22 @@ impl Products {
     /// differs by less than its rounding is a tie.
     fn distances(&self, extra: &Products, pairs: &[(usize, usize)], out: &mut Vec<f32>) {
         let at = |values: &[f64], index: usize| values.get(index).copied().unwrap_or(0.0);
-        let lengths: Vec<f64> = extra
+        // One division per request, not one per pair.
+        let inverse: Vec<f64> = extra
             .squares
             .iter()
             .enumerate()
             .map(|(i, square)| {
-                (at(&self.squares, i) + square)
-                    .sqrt()
-                    .max(f64::from(MIN_NORM))
+                let length = (at(&self.squares, i) + square).sqrt();
+                1.0 / length.max(f64::from(MIN_NORM))
             })
             .collect();
+        let dots = extra.dots.iter().enumerate();
         out.clear();
-        out.extend(
-            pairs
-                .iter()
-                .zip(&extra.dots)
-                .enumerate()
-                .map(|(pair, (&(i, j), dot))| {
-                    let dot = at(&self.dots, pair) + dot;
-                    (1.0 - dot / (lengths[i] * lengths[j])) as f32
-                }),
-        );
+        out.extend(pairs.iter().zip(dots).map(|(&(i, j), (pair, dot))| {
+            let dot = at(&self.dots, pair) + dot;
+            (1.0 - dot * (inverse[i] * inverse[j])) as f32
+        }));
     }
 }
 

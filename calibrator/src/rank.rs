@@ -1,35 +1,44 @@
 //! Spearman's rank correlation against a fixed target, with average ranks for ties.
 
+use std::ops::Range;
+
 /// Ranks `values` from 1; equal values share the average of their ranks.
 ///
 /// Values must not be NaN.
 pub fn average_ranks(values: &[f32]) -> Vec<f64> {
-    let mut ranks = Vec::new();
-    rank_into(values, &mut Vec::new(), &mut ranks);
+    let mut ranks = vec![0.0; values.len()];
+    let mut sorted = Vec::new();
+    sort(values, &mut sorted);
+    for (rank, ties) in ties(&sorted) {
+        sorted[ties]
+            .iter()
+            .for_each(|&(_, at)| ranks[at as usize] = rank);
+    }
     ranks
 }
 
 /// Correlates many rankings with one target.
 #[derive(Clone, Debug)]
 pub struct Spearman {
-    target: Vec<f64>,
+    /// Ranks, less their mean: halves, which an `f32` holds exactly up to 2²³ of them.
+    target: Vec<f32>,
     target_square: f64,
-    // Reused: the layer selection asks a thousand times for tens of thousands of values.
-    keys: Vec<u64>,
-    ranks: Vec<f64>,
 }
+
+/// Room that [`Spearman::rho`] works in: the layer selection asks a thousand times for tens of thousands of values.
+pub type Scratch = Vec<(f32, u32)>;
 
 impl Spearman {
     /// A target; `None` if all its values are equal, since nothing correlates with a constant.
     pub fn new(target: &[f32]) -> Option<Self> {
-        let mut target = average_ranks(target);
-        let target_square = centre(&mut target);
-        let varies = target_square > 0.0;
-        varies.then(|| Spearman {
+        let mean = mean_rank(target.len());
+        let ranks = average_ranks(target).into_iter().map(|rank| rank - mean);
+        let target: Vec<f32> = ranks.map(|rank| rank as f32).collect();
+        let square = |&rank: &f32| f64::from(rank) * f64::from(rank);
+        let target_square = target.iter().map(square).sum();
+        (target_square > 0.0).then_some(Spearman {
             target,
             target_square,
-            keys: Vec::new(),
-            ranks: Vec::new(),
         })
     }
 
@@ -37,75 +46,51 @@ impl Spearman {
     ///
     /// # Panics
     /// If there are not as many values as the target has.
-    pub fn rho(&mut self, values: &[f32]) -> f64 {
+    pub fn rho(&self, values: &[f32], scratch: &mut Scratch) -> f64 {
         assert_eq!(
             values.len(),
             self.target.len(),
             "one value per value of the target"
         );
-        rank_into(values, &mut self.keys, &mut self.ranks);
-        let square = centre(&mut self.ranks);
+        sort(values, scratch);
+        let mean = mean_rank(values.len());
+        let (mut square, mut covariance) = (0.0, 0.0);
+        for (rank, ties) in ties(scratch) {
+            let rank = rank - mean;
+            square += rank * rank * ties.len() as f64;
+            let target = scratch[ties]
+                .iter()
+                .map(|&(_, at)| f64::from(self.target[at as usize]));
+            covariance += rank * target.sum::<f64>();
+        }
         if square == 0.0 {
             return 0.0;
         }
-        let covariance: f64 = self
-            .ranks
-            .iter()
-            .zip(&self.target)
-            .map(|(a, b)| a * b)
-            .sum();
         (covariance / (square * self.target_square).sqrt()).clamp(-1.0, 1.0)
     }
 }
 
-/// Subtracts the mean; returns the squared length of what remains.
-fn centre(ranks: &mut [f64]) -> f64 {
-    // The mean of the ranks 1 to n, ties or not.
-    let mean = (ranks.len() as f64 + 1.0) / 2.0;
-    let mut square = 0.0;
-    for rank in ranks {
-        *rank -= mean;
-        square += *rank * *rank;
-    }
-    square
+/// The mean of the ranks 1 to `count`, ties or not.
+fn mean_rank(count: usize) -> f64 {
+    (count as f64 + 1.0) / 2.0
 }
 
-fn rank_into(values: &[f32], keys: &mut Vec<u64>, ranks: &mut Vec<f64>) {
-    keys.clear();
-    // One integer orders by value, then by position: sorting integers is several times faster than
-    // sorting positions by a float comparison.
-    keys.extend(
-        values
-            .iter()
-            .enumerate()
-            .map(|(at, &v)| u64::from(ordered(v)) << 32 | at as u64),
-    );
-    keys.sort_unstable();
-    ranks.clear();
-    ranks.resize(values.len(), 0.0);
+/// The values with their places, ascending. In linear time: the layer selection does little else.
+fn sort(values: &[f32], sorted: &mut Scratch) {
+    sorted.clear();
+    // Adding zero makes both zeros one value.
+    sorted.extend(values.iter().zip(0..).map(|(&value, at)| (value + 0.0, at)));
+    radsort::sort_by_key(sorted, |&(value, _)| value);
+}
+
+/// Runs of equal values, each with the average of its ranks.
+fn ties(sorted: &[(f32, u32)]) -> impl Iterator<Item = (f64, Range<usize>)> {
     let mut first = 0;
-    while first < keys.len() {
-        let value = keys[first] >> 32;
-        let equal = keys[first..]
-            .iter()
-            .take_while(|&&key| key >> 32 == value)
-            .count();
-        let rank = first as f64 + (equal as f64 + 1.0) / 2.0;
-        for key in &keys[first..first + equal] {
-            ranks[(key & u64::from(u32::MAX)) as usize] = rank;
-        }
-        first += equal;
-    }
-}
-
-/// Bits that compare like the float, both zeros alike.
-fn ordered(value: f32) -> u32 {
-    let bits = (value + 0.0).to_bits();
-    if bits >> 31 == 1 {
-        !bits
-    } else {
-        bits | 1 << 31
-    }
+    sorted.chunk_by(|(a, _), (b, _)| a == b).map(move |ties| {
+        let run = first..first + ties.len();
+        first = run.end;
+        (run.start as f64 + mean_rank(run.len()), run)
+    })
 }
 
 #[cfg(test)]
@@ -133,11 +118,12 @@ mod tests {
 
     #[test]
     fn same_order_is_one_and_reverse_order_minus_one() {
-        let mut target = Spearman::new(&[1.0, 2.0, 3.0]).unwrap();
-        assert_eq!(target.rho(&[-5.0, 0.0, 700.0]), 1.0);
-        assert_eq!(target.rho(&[3.0, 2.0, 1.0]), -1.0);
+        let target = Spearman::new(&[1.0, 2.0, 3.0]).unwrap();
+        let scratch = &mut Scratch::new();
+        assert_eq!(target.rho(&[-5.0, 0.0, 700.0], scratch), 1.0);
+        assert_eq!(target.rho(&[3.0, 2.0, 1.0], scratch), -1.0);
         assert_eq!(
-            target.rho(&[2.0, 2.0, 2.0]),
+            target.rho(&[2.0, 2.0, 2.0], scratch),
             0.0,
             "a constant tells nothing"
         );
