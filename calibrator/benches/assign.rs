@@ -34,12 +34,21 @@ fn benches(criterion: &mut Criterion) {
     ] {
         let costs = costs(rows, clusters);
         let capacity = rows.div_ceil(clusters);
-        group.bench_function(
-            BenchmarkId::from_parameter(format!("{rows}x{clusters}")),
-            |bencher| {
-                bencher.iter(|| assign(black_box(&costs), clusters, capacity));
-            },
-        );
+        let name = format!("{rows}x{clusters}");
+        // As between rounds of K-means: nearly the same costs, and the prices of the round before.
+        let mut prices = vec![0; clusters];
+        assign(&costs, capacity, &mut prices);
+        let moved: Vec<f32> = costs
+            .iter()
+            .enumerate()
+            .map(|(at, cost)| cost + 0.002 * (at % 7) as f32)
+            .collect();
+        group.bench_function(BenchmarkId::new("warm", &name), |bencher| {
+            bencher.iter(|| assign(black_box(&moved), capacity, &mut prices.clone()));
+        });
+        group.bench_function(BenchmarkId::new("cold", &name), |bencher| {
+            bencher.iter(|| assign(black_box(&costs), capacity, &mut vec![0; clusters]));
+        });
     }
     group.finish();
 }

@@ -205,12 +205,13 @@ pub fn balanced(
         converged: false,
         total_distance: 0.0,
     };
+    let mut prices = vec![0; clusters];
     while result.rounds < ROUNDS_MAX && !result.converged {
         let costs = vectors.distances(Vectors {
             dimension,
             values: &result.centroids,
         });
-        result.assignment = assign(&costs, clusters, capacity);
+        result.assignment = assign(&costs, capacity, &mut prices);
         let rows = costs.chunks_exact(clusters).zip(&result.assignment);
         result.total_distance = rows.map(|(row, &cluster)| f64::from(row[cluster])).sum();
         on_round(Round {
