@@ -100,18 +100,6 @@ impl Devices {
                 ),
             ));
         }
-        if slots / gpus > experts {
-            let most = experts * gpus - experts;
-            return Err(Error::new(
-                format!(
-                    "{redundant} redundant experts: {gpus} GPUs have {} slots each for {experts} experts",
-                    slots / gpus
-                ),
-                format!(
-                    "one replica of each expert per GPU is the most: --redundant {most} or less"
-                ),
-            ));
-        }
         if nodes == 0 || !gpus.is_multiple_of(nodes) {
             return Err(Error::new(
                 format!("{gpus} GPUs are not equally many on each of {nodes} nodes"),
@@ -119,21 +107,41 @@ impl Devices {
             ));
         }
         match groups {
-            Some(groups) if groups == 0 || !experts.is_multiple_of(groups) => Err(Error::new(
-                format!("{experts} experts do not make {groups} groups of equal size"),
-                "give --groups as the model has them (`n_group` in its config.json)",
-            )),
-            Some(groups) if !groups.is_multiple_of(nodes) => Err(Error::new(
-                format!("{groups} groups are not equally many on each of {nodes} nodes"),
-                "leave --groups out, or give --nodes a number that divides it",
-            )),
-            _ => Ok(self),
+            Some(groups) if groups == 0 || !experts.is_multiple_of(groups) => {
+                return Err(Error::new(
+                    format!("{experts} experts do not make {groups} groups of equal size"),
+                    "give --groups as the model has them (`n_group` in its config.json)",
+                ));
+            }
+            Some(groups) if !groups.is_multiple_of(nodes) => {
+                return Err(Error::new(
+                    format!("{groups} groups are not equally many on each of {nodes} nodes"),
+                    "leave --groups out, or give --nodes a number that divides it",
+                ));
+            }
+            _ => {}
         }
+        if slots > experts * self.replicas_max() {
+            let replicas = self.replicas_max();
+            let most = experts * (replicas - 1);
+            return Err(Error::new(
+                format!(
+                    "{redundant} redundant experts: {experts} experts can have {replicas} replicas each, on different GPUs"
+                ),
+                format!("give --redundant {most} or less"),
+            ));
+        }
+        Ok(self)
     }
 
     /// Slots of the cluster, per layer.
     pub fn slots(self) -> usize {
         self.experts + self.redundant
+    }
+
+    /// Most replicas of one expert: one per GPU that it may be on.
+    pub fn replicas_max(self) -> usize {
+        self.gpus / self.groups.map_or(1, |_| self.nodes)
     }
 
     /// Slots of one GPU, per layer.
@@ -244,16 +252,25 @@ fn flat(probabilities: &[f64], devices: Devices, cost: Cost) -> (Slots, Slots) {
 /// Groups to nodes first, then each node by itself.
 fn grouped(probabilities: &[f64], devices: Devices, groups: usize, cost: Cost) -> (Slots, Slots) {
     let size = devices.experts / groups;
-    let items: Vec<Item> = probabilities
-        .chunks_exact(size)
-        .enumerate()
-        .map(|(group, experts)| Item {
-            expert: group as u16,
-            cost: experts.iter().map(|&p| cost.of(p, 1)).sum(),
-        })
-        .collect();
-    let mut packing = Packing::greedy(&items, &vec![1; groups], devices.nodes, 1);
-    packing.improve();
+    let sums = replicas::group_costs(probabilities, groups, cost);
+    let nodes = match search::even(&sums, devices.nodes) {
+        Some((_, nodes)) => nodes,
+        None => {
+            let item = |(group, &cost): (usize, &f64)| Item {
+                expert: group as u16,
+                cost,
+            };
+            let items: Vec<Item> = sums.iter().enumerate().map(item).collect();
+            let mut packing = Packing::greedy(&items, &vec![1; groups], devices.nodes, 1);
+            packing.improve();
+            let slots: Vec<usize> = packing.slots().into_iter().map(usize::from).collect();
+            let per_node = groups / devices.nodes;
+            slots
+                .chunks_exact(per_node)
+                .map(<[usize]>::to_vec)
+                .collect()
+        }
+    };
     let node = Devices {
         experts: devices.experts / devices.nodes,
         gpus: devices.gpus / devices.nodes,
@@ -262,10 +279,11 @@ fn grouped(probabilities: &[f64], devices: Devices, groups: usize, cost: Cost) -
         groups: None,
     };
     let (mut start, mut slots) = (Vec::new(), Vec::new());
-    for groups in packing.slots().chunks_exact(groups / devices.nodes) {
+    for groups in nodes {
         let experts: Vec<u16> = groups
             .iter()
-            .flat_map(|&group| (0..size).map(move |at| group * size as u16 + at as u16))
+            .flat_map(|&group| group * size..(group + 1) * size)
+            .map(|expert| expert as u16)
             .collect();
         let own: Vec<f64> = experts
             .iter()

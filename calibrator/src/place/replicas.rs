@@ -6,6 +6,7 @@
 //! engine fills anyway, go to experts that hardly any step activates, unless one expert alone is more
 //! than its GPU's share.
 
+use super::search::even;
 use super::{Cost, Devices, Objective};
 
 /// Promising choices of replicas per expert, each at least 1 and at most one per GPU, their sum
@@ -51,7 +52,7 @@ fn replicate_hottest(probabilities: &[f64], counts: &mut [usize], devices: Devic
     let mut most = (f64::NEG_INFINITY, None);
     for (expert, (&p, &count)) in probabilities.iter().zip(&*counts).enumerate() {
         let own = cost.of(p, count);
-        if count < devices.gpus && own > most.0 {
+        if count < devices.replicas_max() && own > most.0 {
             most = (own, Some(expert));
         }
     }
@@ -74,16 +75,17 @@ fn replicate_cheapest(
     devices: Devices,
     cost: Cost,
 ) {
+    let most = devices.replicas_max();
     let mut order: Vec<(f64, usize)> = Vec::with_capacity(counts.len());
     for (expert, (&p, &count)) in probabilities.iter().zip(&*counts).enumerate() {
-        if count < devices.gpus {
-            let full = total(p, devices.gpus, cost) - total(p, count, cost);
-            order.push((full / (devices.gpus - count) as f64, expert));
+        if count < most {
+            let full = total(p, most, cost) - total(p, count, cost);
+            order.push((full / (most - count) as f64, expert));
         }
     }
     order.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     for (_, expert) in order {
-        let take = more.min(devices.gpus - counts[expert]);
+        let take = more.min(most - counts[expert]);
         counts[expert] += take;
         more -= take;
     }
@@ -97,13 +99,14 @@ fn least_sum(probabilities: &[f64], devices: Devices, cost: Cost) -> f64 {
     if devices.redundant == 0 || cost.objective == Objective::Tokens {
         return base;
     }
-    let room = devices.gpus - 1;
+    let most = devices.replicas_max();
+    let room = most - 1;
     let (full, rest) = (devices.redundant / room, devices.redundant % room);
     let added = |p: f64, count| (total(p, count, cost) - cost.of(p, 1)).max(0.0);
     let mut order: Vec<(f64, usize)> = probabilities
         .iter()
         .enumerate()
-        .map(|(expert, &p)| (added(p, devices.gpus), expert))
+        .map(|(expert, &p)| (added(p, most), expert))
         .collect();
     order.sort_by(|a, b| a.0.total_cmp(&b.0));
     let cheapest: f64 = order[..full].iter().map(|(added, _)| added).sum();
@@ -157,18 +160,26 @@ pub fn bound(probabilities: &[f64], devices: Devices, cost: Cost) -> f64 {
         let largest = largest.fold(0.0, f64::max);
         // Replicas of one expert are on different GPUs, so the other slots hold different experts, each
         // replicated as often as it could be; the largest's own expert may be among the cheapest.
-        let most = devices.gpus.min(devices.redundant + 1);
+        let most = devices.replicas_max().min(devices.redundant + 1);
         let mut least: Vec<f64> = probabilities.iter().map(|&p| cost.of(p, most)).collect();
         least.sort_unstable_by(f64::total_cmp);
         bound = bound.max(largest + least[..devices.slots_per_gpu() - 1].iter().sum::<f64>());
     }
     if let Some(groups) = devices.groups {
-        let mut groups: Vec<f64> = probabilities
-            .chunks_exact(devices.experts / groups)
-            .map(|group| group.iter().map(|&p| cost.of(p, 1)).sum())
-            .collect();
-        let node = packing_bound(&mut groups, devices.nodes);
+        let mut sums = group_costs(probabilities, groups, cost);
+        let node = match even(&sums, devices.nodes) {
+            Some((fullest, _)) => fullest,
+            None => packing_bound(&mut sums, devices.nodes),
+        };
         bound = bound.max(node / (devices.gpus / devices.nodes) as f64);
     }
     bound
+}
+
+/// What each group of consecutive experts costs at least: one replica of each expert.
+pub fn group_costs(probabilities: &[f64], groups: usize, cost: Cost) -> Vec<f64> {
+    probabilities
+        .chunks_exact(probabilities.len() / groups)
+        .map(|group| group.iter().map(|&p| cost.of(p, 1)).sum())
+        .collect()
 }

@@ -184,3 +184,49 @@ struct Exchange {
     b: usize,
     y: usize,
 }
+
+/// Most items that [`even`] packs: 12 into 4 times 3 makes 15,400 packings.
+const EVEN_ITEMS_MAX: usize = 12;
+
+/// The best packing of few items into `bins` with equally many each, all packings tried: the sum of the
+/// fullest bin, and the items of each. None if they are too many to try.
+pub fn even(costs: &[f64], bins: usize) -> Option<(f64, Vec<Vec<usize>>)> {
+    if costs.len() > EVEN_ITEMS_MAX {
+        return None;
+    }
+    let mut best = (f64::INFINITY, Vec::new());
+    fill(costs, 0, &mut vec![(0.0, Vec::new()); bins], &mut best);
+    Some(best)
+}
+
+/// Tries every bin for `item` and those after it; `bins` are the sums and items so far.
+fn fill(
+    costs: &[f64],
+    item: usize,
+    bins: &mut [(f64, Vec<usize>)],
+    best: &mut (f64, Vec<Vec<usize>>),
+) {
+    let fullest = bins.iter().map(|bin| bin.0).fold(0.0, f64::max);
+    if fullest >= best.0 {
+        return;
+    }
+    if item == costs.len() {
+        let items = bins.iter().map(|bin| bin.1.clone()).collect();
+        *best = (fullest, items);
+        return;
+    }
+    for bin in 0..bins.len() {
+        if bins[bin].1.len() == costs.len() / bins.len() {
+            continue;
+        }
+        let (before, first) = (bins[bin].0, bins[bin].1.is_empty());
+        bins[bin].0 += costs[item];
+        bins[bin].1.push(item);
+        fill(costs, item + 1, bins, best);
+        bins[bin].0 = before;
+        bins[bin].1.pop();
+        if first {
+            break; // the empty bins are alike
+        }
+    }
+}

@@ -307,8 +307,8 @@ fn shapes_that_cannot_be_are_told() {
     hint: every GPU has equally many slots: --redundant 5, or another number of GPUs
     128 experts and 3 redundant ones do not share 8 GPUs equally
     hint: every GPU has equally many slots: --redundant 8, or another number of GPUs
-    10 redundant experts: 4 GPUs have 3 slots each for 2 experts
-    hint: one replica of each expert per GPU is the most: --redundant 6 or less
+    10 redundant experts: 2 experts can have 4 replicas each, on different GPUs
+    hint: give --redundant 6 or less
     8 GPUs are not equally many on each of 3 nodes
     hint: give --nodes a number that divides --gpus
     128 experts do not make 3 groups of equal size
@@ -316,4 +316,12 @@ fn shapes_that_cannot_be_are_told() {
     2 groups are not equally many on each of 4 nodes
     hint: leave --groups out, or give --nodes a number that divides it
     ");
+}
+
+#[test]
+fn groups_are_shared_by_the_nodes_as_evenly_as_can_be() {
+    let costs = [7.0, 1.0, 2.0, 2.0, 4.0, 2.0];
+    let (fullest, bins) = search::even(&costs, 2).unwrap();
+    assert_eq!((fullest, bins), (10.0, vec![vec![0, 1, 2], vec![3, 4, 5]]));
+    assert_eq!(search::even(&[1.0; 13], 13), None);
 }
