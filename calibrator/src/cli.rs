@@ -5,6 +5,7 @@
 mod convert;
 mod fit;
 mod inspect;
+mod place;
 mod serve;
 
 use std::io::Write as _;
@@ -38,6 +39,8 @@ enum Command {
     Fit(fit::FitArgs),
     /// Verifies a centroid blob and shows what it says
     Inspect(inspect::InspectArgs),
+    /// Places the experts of each decode cluster on its GPUs, for the requests of its region
+    Place(place::PlaceArgs),
     /// Serves centroid blobs to gateways over HTTP and reloads them when they change
     Serve(serve::ServeArgs),
     /// Turns recordings of other formats into traces
@@ -53,6 +56,7 @@ pub fn run() -> ExitCode {
             Err(problem) => usage("fit", problem),
         },
         Command::Inspect(inspect) => inspect.run(),
+        Command::Place(place) => place.run(),
         Command::Serve(serve) => match serve.check() {
             Ok(()) => serve.run(),
             Err(problem) => usage("serve", problem),

@@ -12,6 +12,7 @@ pub mod kmeans;
 pub mod layers;
 pub mod npz;
 pub mod output;
+pub mod place;
 pub mod rank;
 pub mod requests;
 pub mod serve;

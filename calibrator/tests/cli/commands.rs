@@ -181,6 +181,7 @@ fn help_texts() {
         "--help",
         "fit --help",
         "inspect --help",
+        "place --help",
         "serve --help",
         "convert --help",
         "convert small-moe --help",

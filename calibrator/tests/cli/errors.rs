@@ -155,6 +155,56 @@ fn recordings_that_cannot_be_converted() {
 }
 
 #[test]
+fn placements_that_cannot_be_made() {
+    let bench = Bench::new();
+    bench.write("t.jsonl", trace(true)).eldr(FIT).succeeded();
+    let tokens = |tokens: &str| trace(false).replace("{\"id", &format!("{{{tokens}\"id"));
+    let other = r#"{"id":"e","prefill":":AQA=:;l=1;e=1"}"#;
+    let decode = r#"{"id":"e","prefill":":AQAAAAEAAAA=:;l=2;e=2;n=1","decode":":AQA=:;l=1;e=1"}"#;
+    let rows = r#"{"id":"e","prefill":":AQAAAA==:;l=2;e=2;layers=\"0\";n=1"}"#;
+    let sparse = r#"{"id":"e","prefill":":AQAAAAEAAAA=:;l=2;e=2;n=1","decode":":AQAAAA==:;l=2;e=2;layers=\"0\"","decode_tokens":1}"#;
+    bench
+        .write("few", tokens(r#""prompt_tokens":2,"#))
+        .write("none", r#"{"id":"a"}"#)
+        .write("other", other)
+        .write("decode", decode)
+        .write("rows", rows)
+        .write(
+            "mixed",
+            decode
+                .replace(":AQA=:;l=1;e=1", ":AQAAAAEAAAA=:;l=2;e=2")
+                .replace("\"id", "\"decode_tokens\":1,\"id")
+                + "\n"
+                + sparse,
+        )
+        .write("good", tokens(r#""prompt_tokens":9,"#))
+        .write("file", "");
+    let told = transcript(
+        &bench,
+        &[
+            "place none good --gpus 2",
+            "place b.eldr missing --gpus 2",
+            "place b.eldr none --gpus 2",
+            "place b.eldr other --gpus 2",
+            "place b.eldr decode --gpus 2",
+            "place b.eldr rows --gpus 2",
+            "place b.eldr mixed --gpus 2",
+            "place b.eldr t.jsonl --gpus 2",
+            "place b.eldr few --gpus 2",
+            "place b.eldr good --gpus 2 --top-k 2",
+            "place b.eldr good --gpus 3",
+            "place b.eldr good --gpus 2 --redundant 4",
+            "place b.eldr good --gpus 2 --nodes 3",
+            "place b.eldr good --gpus 2 --groups 3",
+            "place b.eldr good --gpus 2 --nodes 2 --groups 1",
+            "place b.eldr good --gpus 2 -o file",
+            "place b.eldr good --gpus 2 -o /proc",
+        ],
+    );
+    assert_snapshot!(told);
+}
+
+#[test]
 fn servers_that_cannot_start() {
     let bench = Bench::new();
     bench.write("t.jsonl", trace(true)).eldr(FIT).succeeded();
@@ -185,6 +235,13 @@ fn wrong_usage() {
             "fit t.jsonl -o b.eldr --workers a --tau x",
             "fit t.jsonl -o b.eldr --workers a --revision -1",
             "inspect",
+            "place b t",
+            "place b --gpus 2",
+            "place b t --gpus 0",
+            "place b t --gpus 2 --nodes 0",
+            "place b t --gpus 2 --batch 0",
+            "place b t --gpus 2 --objective speed",
+            "place b t --gpus 2 --format sglang",
             "convert small-moe r.npz",
             "serve",
             "serve --blob a --blob b",

@@ -3,4 +3,5 @@
 mod bench;
 mod commands;
 mod errors;
+mod place;
 mod serve;

@@ -1,0 +1,404 @@
+//! `eldr place`.
+
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
+use eldr_core::blob::Blob;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use crate::blob_file;
+use crate::error::Error;
+use crate::output::OutputFile;
+use crate::place::formats::{Format, Map};
+use crate::place::usage::Counts;
+use crate::place::{Cost, Devices, Objective, Plan, Traffic, Usage};
+
+/// Fewer requests than this per cluster say little about its experts.
+const REQUESTS_FEW: usize = 30;
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  eldr place task.eldr trace.jsonl.gz --gpus 8 -o placement --format sglang
+
+Each decode cluster serves one region, so its experts are placed for that region's requests:
+those of the trace that are most similar to its centroid. `decode` counts are used where at least
+half of the requests have them, else `prefill` counts. Every GPU has equally many slots, replicas
+of an expert are on different GPUs, and no such placement costs the busiest GPU less than the one
+found, but for the gap that is shown.
+
+distinct: experts that a decode step of --batch requests activates on a GPU, whose weights it must
+read. Replicas only help where one expert alone is more than a GPU's share, as every replica in
+use is read.
+tokens: tokens routed to a GPU's experts, which bound large batches; replicas share them.
+
+The table shows means over layers: `distinct` on the busiest GPU, and `balance`, mean over maximum
+of the GPUs' tokens, for contiguous experts, for DeepSeek's EPLB on the same loads, and as placed.")]
+pub(super) struct PlaceArgs {
+    /// Centroid blob whose decode clusters are placed
+    blob: PathBuf,
+    /// Traces that show what experts are used for
+    #[arg(required = true, value_name = "TRACE")]
+    traces: Vec<PathBuf>,
+    /// GPUs of each decode cluster
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    gpus: u16,
+    /// Slots per layer beyond one per expert
+    #[arg(long, default_value_t = 0, value_name = "R")]
+    redundant: u16,
+    /// Nodes of each decode cluster; replicas are spread over them
+    #[arg(long, default_value_t = 1, value_name = "M", value_parser = clap::value_parser!(u16).range(1..))]
+    nodes: u16,
+    /// Groups of consecutive experts that stay on one node each, replicas included
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    groups: Option<u16>,
+    /// What is to be small on the busiest GPU
+    #[arg(long, value_enum, default_value_t = ObjectiveArg::Distinct)]
+    objective: ObjectiveArg,
+    /// Requests that a decode cluster runs at a time
+    #[arg(long, default_value_t = 32, value_name = "B", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    batch: u32,
+    /// Experts that each token activates, where the trace does not say how many tokens it counts
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..))]
+    top_k: Option<u32>,
+    /// Hidden layers before the first MoE layer (`first_k_dense_replace`), which SGLang and
+    /// TensorRT-LLM count
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    dense_layers: u16,
+    /// Folder to write placements to; without it they are only compared
+    #[arg(short, long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// Formats to write; `eldr` is one file for all clusters, of others each cluster has its own
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Format::Eldr], requires = "output", value_name = "FORMAT,…")]
+    format: Vec<Format>,
+    /// Print one JSON object instead of text, every layer included
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ObjectiveArg {
+    /// Distinct experts, whose weights must be read
+    Distinct,
+    /// Routed tokens
+    Tokens,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    basis: Basis<'a>,
+    requests: usize,
+    requests_counted: usize,
+    records_skipped: usize,
+    clusters: Vec<ClusterReport<'a>>,
+    files: Vec<String>,
+}
+
+/// What placements were made for; begins both the report and our own format.
+#[derive(Clone, Copy, Serialize)]
+struct Basis<'a> {
+    blob_sha256: &'a str,
+    model: &'a str,
+    counts: Counts,
+    objective: Objective,
+    batch: u32,
+    #[serde(flatten)]
+    devices: Devices,
+}
+
+#[derive(Serialize)]
+struct ClusterReport<'a> {
+    cluster: &'a str,
+    regions: &'a [usize],
+    requests: usize,
+    #[serde(flatten)]
+    plan: &'a Plan,
+}
+
+/// Our own format.
+#[derive(Serialize)]
+struct Placement<'a> {
+    format: &'static str,
+    #[serde(flatten)]
+    basis: Basis<'a>,
+    clusters: Vec<ClusterPlacement<'a>>,
+}
+
+/// Experts of each GPU, `[layer][gpu][slot]`.
+#[derive(Serialize)]
+struct ClusterPlacement<'a> {
+    cluster: &'a str,
+    layers: Vec<Vec<&'a [u16]>>,
+}
+
+impl PlaceArgs {
+    pub(super) fn run(&self) -> Result<String, Error> {
+        let bytes = blob_file::read(&self.blob)?;
+        let blob = blob_file::verify(&self.blob, &bytes)?;
+        let devices = Devices {
+            experts: blob.transform.geometry().experts,
+            gpus: self.gpus.into(),
+            redundant: self.redundant.into(),
+            nodes: self.nodes.into(),
+            groups: self.groups.map(usize::from),
+        }
+        .check()?;
+        let cost = Cost {
+            objective: match self.objective {
+                ObjectiveArg::Distinct => Objective::Distinct,
+                ObjectiveArg::Tokens => Objective::Tokens,
+            },
+            batch: self.batch,
+        };
+        let traffic = self.read(&blob)?;
+        let plans = plan(&traffic, devices, cost);
+        let sha256 = blob_file::sha256(&bytes);
+        let basis = Basis {
+            blob_sha256: &sha256,
+            model: &blob.model,
+            counts: traffic.counts,
+            objective: cost.objective,
+            batch: cost.batch,
+            devices,
+        };
+        let files = self.write(&traffic, &plans, basis)?;
+        notes(&traffic);
+        if self.json {
+            let clusters = traffic.clusters.iter().zip(&plans);
+            return Ok(super::to_json(&Report {
+                basis,
+                requests: traffic.requests,
+                requests_counted: traffic.counted,
+                records_skipped: traffic.skipped,
+                clusters: clusters
+                    .map(|(usage, plan)| ClusterReport {
+                        cluster: &usage.cluster,
+                        regions: &usage.regions,
+                        requests: usage.requests,
+                        plan,
+                    })
+                    .collect(),
+                files,
+            }));
+        }
+        Ok(text(&traffic, &plans, devices, cost, &files))
+    }
+
+    fn read(&self, blob: &Blob) -> Result<Traffic, Error> {
+        let bar = ProgressBar::new_spinner().with_message("reading");
+        bar.set_style(
+            ProgressStyle::with_template("{spinner} {msg}: {pos} requests")
+                .unwrap_or_else(|_| ProgressStyle::default_spinner()),
+        );
+        let traffic = Traffic::read(&self.traces, blob, self.top_k, || bar.inc(1));
+        bar.finish_and_clear();
+        traffic
+    }
+
+    /// Writes the placements and says where.
+    fn write(
+        &self,
+        traffic: &Traffic,
+        plans: &[Plan],
+        basis: Basis<'_>,
+    ) -> Result<Vec<String>, Error> {
+        let Some(folder) = &self.output else {
+            return Ok(Vec::new());
+        };
+        std::fs::create_dir_all(folder).map_err(|error| {
+            let what = format!("{}: creating the folder failed: {error}", folder.display());
+            Error::new(what, "give a folder that may be written to")
+        })?;
+        let mut files = Vec::new();
+        let formats: BTreeSet<Format> = self.format.iter().copied().collect();
+        for format in formats {
+            if format == Format::Eldr {
+                let path = folder.join("placement.json");
+                files.push(write_file(&path, &own(traffic, plans, basis))?);
+                continue;
+            }
+            for (usage, plan) in traffic.clusters.iter().zip(plans) {
+                let name = format!("{}.{}", file_name(&usage.cluster), format.extension());
+                let map = Map {
+                    devices: basis.devices,
+                    dense_layers: self.dense_layers.into(),
+                    layers: &plan.slots,
+                };
+                let text = match format {
+                    Format::Sglang => map.sglang(),
+                    Format::TensorrtLlm => map.tensorrt_llm(),
+                    _ => map.eplb(),
+                };
+                files.push(write_file(&folder.join(name), &text)?);
+            }
+        }
+        Ok(files)
+    }
+}
+
+fn plan(traffic: &Traffic, devices: Devices, cost: Cost) -> Vec<Plan> {
+    let bar = ProgressBar::new(traffic.clusters.len() as u64).with_message("placing");
+    let plans = traffic.clusters.iter().map(|usage| {
+        let layers_total = traffic.geometry.layers;
+        let plan = Plan::new(usage, &traffic.layers, layers_total, devices, cost);
+        bar.inc(1);
+        plan
+    });
+    let plans = plans.collect();
+    bar.finish_and_clear();
+    plans
+}
+
+fn own(traffic: &Traffic, plans: &[Plan], basis: Basis<'_>) -> String {
+    let size = basis.devices.slots_per_gpu();
+    let clusters = traffic.clusters.iter().zip(plans);
+    let placement = Placement {
+        format: "eldr-placement-1",
+        basis,
+        clusters: clusters
+            .map(|(usage, plan)| ClusterPlacement {
+                cluster: &usage.cluster,
+                layers: plan
+                    .slots
+                    .iter()
+                    .map(|layer| layer.chunks_exact(size).collect())
+                    .collect(),
+            })
+            .collect(),
+    };
+    let json = serde_json::to_string(&placement);
+    json.expect("numbers, strings and lists have a JSON form") + "\n"
+}
+
+/// The cluster's name as part of a file name: other bytes than these are written as %XX.
+fn file_name(cluster: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    cluster
+        .bytes()
+        .map(|byte| match plain(byte) {
+            true => char::from(byte).to_string(),
+            false => format!("%{byte:02X}"),
+        })
+        .collect()
+}
+
+fn write_file(path: &Path, text: &str) -> Result<String, Error> {
+    let name = path.display().to_string();
+    OutputFile::create(path)
+        .and_then(|mut file| {
+            file.write_all(text.as_bytes())?;
+            file.commit()
+        })
+        .map(|()| name.clone())
+        .map_err(|error| {
+            let hint = "check that the folder may be written to and has space";
+            Error::new(
+                format!("{name}: writing the placement failed: {error}"),
+                hint,
+            )
+        })
+}
+
+/// What a person should know before using the placements.
+fn notes(traffic: &Traffic) {
+    let Traffic {
+        requests, counted, ..
+    } = *traffic;
+    match traffic.counts {
+        Counts::Prefill => eprintln!(
+            "note: placed by `prefill` counts, as fewer than half of the {requests} requests have `decode` counts"
+        ),
+        Counts::Decode if counted < requests => {
+            eprintln!(
+                "note: {} of {requests} requests have no `decode` counts and are left out",
+                requests - counted
+            );
+        }
+        Counts::Decode => {}
+    }
+    if traffic.layers.len() < traffic.geometry.layers {
+        eprintln!(
+            "note: the trace has counts of {} of {} layers; the others stay contiguous",
+            traffic.layers.len(),
+            traffic.geometry.layers
+        );
+    }
+    let few = |usage: &&Usage| usage.requests < REQUESTS_FEW;
+    for Usage {
+        cluster, requests, ..
+    } in traffic.clusters.iter().filter(few)
+    {
+        let instead = if *requests == 0 {
+            "; it is placed for all requests"
+        } else {
+            ", which say little about its experts"
+        };
+        eprintln!("note: {cluster} has {requests} requests in the trace{instead}");
+    }
+}
+
+fn text(
+    traffic: &Traffic,
+    plans: &[Plan],
+    devices: Devices,
+    cost: Cost,
+    files: &[String],
+) -> String {
+    let objective = match cost.objective {
+        Objective::Distinct => "distinct experts",
+        Objective::Tokens => "tokens",
+    };
+    let skipped = match traffic.skipped {
+        0 => String::new(),
+        records => format!("; skipped, in no region: {records}"),
+    };
+    let mut text = format!(
+        "trace      {} requests, by {} counts{skipped}\n\
+         GPUs       {}, each {} slots for {} experts\n\
+         objective  {objective} on the busiest GPU, batch {}\n\n{}\n",
+        traffic.requests,
+        traffic.counts.name(),
+        devices.gpus,
+        devices.slots_per_gpu(),
+        devices.experts,
+        cost.batch,
+        table(traffic, plans),
+    );
+    for file in files {
+        text += &format!("wrote      {file}\n");
+    }
+    text
+}
+
+fn table(traffic: &Traffic, plans: &[Plan]) -> Table {
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED);
+    table.set_header([
+        "cluster",
+        "requests",
+        "distinct\ncontiguous",
+        "EPLB",
+        "placed",
+        "balance\ncontiguous",
+        "EPLB",
+        "placed",
+        "worst\ngap",
+    ]);
+    for (usage, Plan { summary, .. }) in traffic.clusters.iter().zip(plans) {
+        let figures = [summary.contiguous, summary.eplb, summary.placed];
+        let mut row = vec![usage.cluster.clone(), usage.requests.to_string()];
+        row.extend(figures.map(|figures| format!("{:.2}", figures.distinct_max)));
+        row.extend(figures.map(|figures| format!("{:.3}", figures.token_balance)));
+        row.push(format!("{:.2} %", 100.0 * summary.gap));
+        table.add_row(row);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
