@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
+use indicatif::ProgressStyle;
 use serde::Serialize;
 
 use crate::blob_file;
@@ -36,11 +37,11 @@ struct Cli {
 enum Command {
     /// Fits a centroid blob to traces
     Fit(fit::FitArgs),
-    /// Verifies a centroid blob and shows what it says
+    /// Verifies a centroid blob or a trace and shows what it says
     Inspect(inspect::InspectArgs),
     /// Serves centroid blobs to gateways over HTTP and reloads them when they change
     Serve(serve::ServeArgs),
-    /// Turns recordings of other formats into traces
+    /// Turns recordings and centroids of other formats into ours, and centroids back
     #[command(subcommand)]
     Convert(convert::Convert),
 }
@@ -50,14 +51,17 @@ pub fn run() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Fit(fit) => match fit.check() {
             Ok(()) => fit.run(),
-            Err(problem) => usage("fit", problem),
+            Err(problem) => usage(&["fit"], problem),
         },
         Command::Inspect(inspect) => inspect.run(),
         Command::Serve(serve) => match serve.check() {
             Ok(()) => serve.run(),
-            Err(problem) => usage("serve", problem),
+            Err(problem) => usage(&["serve"], problem),
         },
-        Command::Convert(convert) => convert.run(),
+        Command::Convert(convert) => match convert.check() {
+            Ok(()) => convert.run(),
+            Err((format, problem)) => usage(&["convert", format], problem),
+        },
     };
     match done.and_then(|text| print(&text)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -84,12 +88,13 @@ fn print(text: &str) -> Result<(), Error> {
 }
 
 /// Ends the process as clap does for what it finds itself: message and usage on stderr, exit code 2.
-fn usage(subcommand: &str, problem: String) -> ! {
+fn usage(subcommands: &[&str], problem: String) -> ! {
     let mut command = Cli::command();
     command.build();
-    let command = command
-        .find_subcommand_mut(subcommand)
-        .expect("the name of a subcommand");
+    let command = subcommands.iter().fold(&mut command, |command, name| {
+        let found = command.find_subcommand_mut(name);
+        found.expect("the name of a subcommand")
+    });
     command.error(ErrorKind::ValueValidation, problem).exit()
 }
 
@@ -118,6 +123,11 @@ impl BlobFacts {
         } = self;
         format!("blob     {blob}, {bytes} bytes\nsha256   {sha256}\n")
     }
+}
+
+/// How a progress bar looks.
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
 fn to_json(value: &impl Serialize) -> String {

@@ -183,6 +183,11 @@ fn help_texts() {
         "inspect --help",
         "serve --help",
         "convert --help",
+        "convert access-log --help",
+        "convert import-centroids --help",
+        "convert export-centroids --help",
+        "convert calibration --help",
+        "convert gpt-oss --help",
         "convert small-moe --help",
     ];
     let text = commands.map(help).concat();

@@ -2,5 +2,6 @@
 
 mod bench;
 mod commands;
+mod convert;
 mod errors;
 mod serve;
