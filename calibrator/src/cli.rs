@@ -3,6 +3,7 @@
 //! Exit codes: 0 done, 1 failed (`error:` and `hint:` on stderr), 2 wrong usage.
 
 mod convert;
+mod explain;
 mod fit;
 mod inspect;
 mod serve;
@@ -39,6 +40,8 @@ enum Command {
     Fit(fit::FitArgs),
     /// Verifies a centroid blob or a trace and shows what it says
     Inspect(inspect::InspectArgs),
+    /// Shows why a request would be sent to which decode worker
+    Explain(explain::ExplainArgs),
     /// Serves centroid blobs to gateways over HTTP and reloads them when they change
     Serve(serve::ServeArgs),
     /// Turns recordings and centroids of other formats into ours, and centroids back
@@ -54,6 +57,10 @@ pub fn run() -> ExitCode {
             Err(problem) => usage(&["fit"], problem),
         },
         Command::Inspect(inspect) => inspect.run(),
+        Command::Explain(explain) => match explain.check() {
+            Ok(()) => explain.run(),
+            Err(problem) => usage(&["explain"], problem),
+        },
         Command::Serve(serve) => match serve.check() {
             Ok(()) => serve.run(),
             Err(problem) => usage(&["serve"], problem),

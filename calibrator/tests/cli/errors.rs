@@ -135,6 +135,21 @@ fn blobs_that_are_none() {
 }
 
 #[test]
+fn requests_that_cannot_be_explained() {
+    let bench = Bench::new();
+    bench.write("t.jsonl", trace(true)).eldr(FIT).succeeded();
+    assert_snapshot!(transcript(
+        &bench,
+        &[
+            "explain none --signature x",
+            "explain b.eldr --trace none --id a",
+            "explain b.eldr --trace t.jsonl --id x",
+            "explain b.eldr --signature x --out decode-7",
+        ],
+    ));
+}
+
+#[test]
 fn servers_that_cannot_start() {
     let bench = Bench::new();
     bench.write("t.jsonl", trace(true)).eldr(FIT).succeeded();
@@ -169,6 +184,12 @@ fn wrong_usage() {
             "convert access-log a.log -o t --map signature=x",
             "convert import-centroids c.json -o b --workers a,a",
             "convert gpt-oss r -o t --prefill-share 1",
+            "explain b.eldr",
+            "explain b.eldr --id a",
+            "explain b.eldr --signature x --loads a=-1",
+            "explain b.eldr --signature x --loads a=1,a=2",
+            "explain b.eldr --signature x --policy best",
+            "explain b.eldr --signature x --max-load-factor 0.5",
             "serve",
             "serve --blob a --blob b",
             "serve --blob x=a --blob x=b",
