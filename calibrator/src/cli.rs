@@ -3,6 +3,7 @@
 //! Exit codes: 0 done, 1 failed (`error:` and `hint:` on stderr), 2 wrong usage.
 
 mod convert;
+mod explain;
 mod fit;
 mod inspect;
 mod place;
@@ -14,6 +15,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
+use indicatif::ProgressStyle;
 use serde::Serialize;
 
 use crate::blob_file;
@@ -37,13 +39,15 @@ struct Cli {
 enum Command {
     /// Fits a centroid blob to traces
     Fit(fit::FitArgs),
-    /// Verifies a centroid blob and shows what it says
+    /// Verifies a centroid blob or a trace and shows what it says
     Inspect(inspect::InspectArgs),
     /// Places the experts of each decode cluster on its GPUs, for the requests of its region
     Place(place::PlaceArgs),
+    /// Shows why a request would be sent to which decode worker
+    Explain(explain::ExplainArgs),
     /// Serves centroid blobs to gateways over HTTP and reloads them when they change
     Serve(serve::ServeArgs),
-    /// Turns recordings of other formats into traces
+    /// Turns recordings and centroids of other formats into ours, and centroids back
     #[command(subcommand)]
     Convert(convert::Convert),
 }
@@ -53,15 +57,22 @@ pub fn run() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Fit(fit) => match fit.check() {
             Ok(()) => fit.run(),
-            Err(problem) => usage("fit", problem),
+            Err(problem) => usage(&["fit"], problem),
         },
         Command::Inspect(inspect) => inspect.run(),
         Command::Place(place) => place.run(),
+        Command::Explain(explain) => match explain.check() {
+            Ok(()) => explain.run(),
+            Err(problem) => usage(&["explain"], problem),
+        },
         Command::Serve(serve) => match serve.check() {
             Ok(()) => serve.run(),
-            Err(problem) => usage("serve", problem),
+            Err(problem) => usage(&["serve"], problem),
         },
-        Command::Convert(convert) => convert.run(),
+        Command::Convert(convert) => match convert.check() {
+            Ok(()) => convert.run(),
+            Err((format, problem)) => usage(&["convert", format], problem),
+        },
     };
     match done.and_then(|text| print(&text)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -88,12 +99,13 @@ fn print(text: &str) -> Result<(), Error> {
 }
 
 /// Ends the process as clap does for what it finds itself: message and usage on stderr, exit code 2.
-fn usage(subcommand: &str, problem: String) -> ! {
+fn usage(subcommands: &[&str], problem: String) -> ! {
     let mut command = Cli::command();
     command.build();
-    let command = command
-        .find_subcommand_mut(subcommand)
-        .expect("the name of a subcommand");
+    let command = subcommands.iter().fold(&mut command, |command, name| {
+        let found = command.find_subcommand_mut(name);
+        found.expect("the name of a subcommand")
+    });
     command.error(ErrorKind::ValueValidation, problem).exit()
 }
 
@@ -122,6 +134,11 @@ impl BlobFacts {
         } = self;
         format!("blob     {blob}, {bytes} bytes\nsha256   {sha256}\n")
     }
+}
+
+/// How a progress bar looks.
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
 fn to_json(value: &impl Serialize) -> String {

@@ -154,6 +154,7 @@ pub fn fit_with(
             seed: options.seed,
             shares,
         },
+        source: None,
     };
     Ok(Fitted {
         blob,

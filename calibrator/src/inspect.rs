@@ -198,6 +198,7 @@ mod tests {
                 seed: 1,
                 shares: vec![0.5, 0.5, 0.0],
             },
+            source: None,
         };
         let summary = Summary::from(&blob);
         assert_eq!(summary.zero_weights, 1);

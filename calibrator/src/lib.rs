@@ -6,6 +6,7 @@ pub mod blob_file;
 pub mod cli;
 pub mod convert;
 pub mod error;
+pub mod explain;
 pub mod fit;
 pub mod inspect;
 pub mod kmeans;

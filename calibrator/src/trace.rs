@@ -17,6 +17,7 @@
 //! line may have at most [`LINE_BYTES_MAX`] bytes.
 
 mod error;
+mod facts;
 mod reader;
 mod topk;
 mod writer;
@@ -28,7 +29,9 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
 pub use error::TraceError;
+pub use facts::{Facts, LABELS_MAX, Spread};
 pub use reader::{LINE_BYTES_MAX, Reader, read};
+pub(crate) use reader::{Lines, decompressed};
 pub use topk::TopK;
 pub use writer::Writer;
 
@@ -160,32 +163,6 @@ impl Record {
     }
 
     fn parse(line: &str, at: Location) -> Result<Self, TraceError> {
-        /// Every value is kept as text first: so an error can show it, and unknown keys cost nothing.
-        #[derive(Deserialize)]
-        struct Raw<'a> {
-            #[serde(borrow, default)]
-            id: Option<&'a RawValue>,
-            #[serde(borrow, default)]
-            label: Option<&'a RawValue>,
-            #[serde(borrow, default)]
-            ts: Option<&'a RawValue>,
-            #[serde(borrow, default)]
-            prompt_tokens: Option<&'a RawValue>,
-            #[serde(borrow, default)]
-            decode_tokens: Option<&'a RawValue>,
-            #[serde(borrow, default)]
-            prefill: Option<&'a RawValue>,
-            #[serde(borrow, default)]
-            decode: Option<&'a RawValue>,
-            #[serde(borrow, default)]
-            decode_topk: Option<&'a RawValue>,
-            #[serde(borrow, default)]
-            prefix: Option<&'a RawValue>,
-        }
-        const COUNT: &str = "an integer from 0 to 18446744073709551615";
-        const TEXT: &str = "a string";
-        const HEADER: &str = "a string with a signature header value";
-
         let empty = Record {
             at,
             ..Record::default()
@@ -197,6 +174,19 @@ impl Record {
             let hint = r#"each line must be one JSON object, such as {"id":"r1","prefill":"…"}; of a log with other lines in it, keep those with: grep '^{'"#;
             TraceError::line(&empty.at, problem, hint)
         })?;
+        Record::from_raw(&raw, empty.at)
+    }
+
+    /// The record with these values.
+    pub(crate) fn from_raw(raw: &Raw<'_>, at: Location) -> Result<Self, TraceError> {
+        const COUNT: &str = "an integer from 0 to 18446744073709551615";
+        const TEXT: &str = "a string";
+        const HEADER: &str = "a string with a signature header value";
+
+        let empty = Record {
+            at,
+            ..Record::default()
+        };
         let mut record = Record {
             id: field(&empty, "id", raw.id, TEXT)?.unwrap_or_default(),
             label: field(&empty, "label", raw.label, TEXT)?,
@@ -222,6 +212,30 @@ impl Record {
         record.at = empty.at;
         Ok(record)
     }
+}
+
+/// A line's values as they stand there: so an error can show them, and unknown keys cost nothing.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Raw<'a> {
+    #[serde(borrow)]
+    pub(crate) id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(crate) label: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(crate) ts: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(crate) prompt_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(crate) decode_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(crate) prefill: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(crate) decode: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(crate) decode_topk: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(crate) prefix: Option<&'a RawValue>,
 }
 
 fn field<T: DeserializeOwned>(
@@ -250,7 +264,7 @@ fn field<T: DeserializeOwned>(
 }
 
 /// A value as an error shows it: at most 48 characters.
-fn shorten(value: &str) -> String {
+pub(crate) fn shorten(value: &str) -> String {
     match value.char_indices().nth(48) {
         Some((end, _)) => format!("{}… ({} bytes)", &value[..end], value.len()),
         None => value.to_owned(),

@@ -50,6 +50,7 @@ fn map(geometry: Geometry, layers: &[u16], regions: usize) -> Map {
             seed: 1,
             shares: vec![1.0 / regions as f64; regions],
         },
+        source: None,
     };
     Map::bind(blob, &names).expect("bound")
 }

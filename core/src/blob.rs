@@ -11,7 +11,8 @@
 //! Its one metadata string, `eldr`, is canonical JSON: keys sorted, no spaces (fields below).
 //!
 //! `experts`, `layers_total`: the model's geometry. `fit`: see [`Fit`]. `format_version`: [`FORMAT_VERSION`]. `model`: name. `regions`: K
-//! lists of decode cluster names. `revision`: grows with each publication. `sha256`. `signature`: `count_idf`. `tau`: band width.
+//! lists of decode cluster names. `revision`: grows with each publication. `sha256`. `signature`: `count_idf`. `source`: only in a
+//! blob that was made of another format, what that file said beside its numbers. `tau`: band width.
 //!
 //! `sha256` covers that JSON without `sha256` and then, for `centroids`, `idf`, `layers` in this order, the
 //! tensor's name, dtype, shape (each dimension as little-endian `u64`) and bytes. Every hashed piece is preceded by its
@@ -34,6 +35,8 @@ pub const FORMAT_VERSION: u32 = 1;
 pub const QUANTILES: [f64; 7] = [0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0];
 /// The only signature that this version knows: counts × inverse document frequency.
 const SIGNATURE: &str = "count_idf";
+/// Longest [`Blob::source`], bytes: a gateway carries it along and has no use for it.
+pub const SOURCE_BYTES_MAX: usize = 16 << 10;
 /// How far a centroid's length may be from 1.
 const NORM_TOLERANCE: f32 = 1e-3;
 
@@ -49,7 +52,7 @@ pub struct Fit {
     pub rho: Option<f64>,
     /// Seed of the fit.
     pub seed: u64,
-    /// Per region, its share of the calibration requests; sums to 1.
+    /// Per region, its share of the calibration requests; sums to 1, or is 0 everywhere where nobody knows.
     pub shares: Vec<f64>,
 }
 
@@ -67,6 +70,8 @@ struct Metadata {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     sha256: Option<String>,
     signature: String,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    source: Option<String>,
     tau: f32,
 }
 
@@ -87,6 +92,9 @@ pub struct Blob {
     pub regions: Vec<Vec<String>>,
     /// How it was made.
     pub fit: Fit,
+    /// Of a blob that was converted from another format, what that file said beside its numbers, so that it can be
+    /// written again as it was. At most [`SOURCE_BYTES_MAX`].
+    pub source: Option<String>,
 }
 
 /// Why bytes are not a blob, or a blob cannot be written.
@@ -232,6 +240,7 @@ impl Blob {
             tau: metadata.tau,
             regions: metadata.regions,
             fit: metadata.fit,
+            source: metadata.source,
         };
         // Checks the rest, and that nothing is left over: padding, key order, duplicate keys.
         if blob.to_bytes()? != bytes {
@@ -311,6 +320,13 @@ impl Blob {
                 expected,
             ));
         }
+        if let Some(source) = &self.source
+            && source.len() > SOURCE_BYTES_MAX
+        {
+            let expected = format!("at most {SOURCE_BYTES_MAX} bytes");
+            let found = format!("{} bytes", source.len());
+            return Err(BlobError::field("source", found, expected));
+        }
         if rho.is_some_and(|rho| !(-1.0..=1.0).contains(&rho)) {
             return Err(BlobError::field(
                 "fit.rho",
@@ -333,6 +349,7 @@ impl Blob {
             revision: self.revision,
             sha256: None,
             signature: SIGNATURE.into(),
+            source: self.source.clone(),
             tau: self.tau,
         }
     }

@@ -316,6 +316,33 @@ fn two_choices(workers: &[Worker], entropy: u64) -> Option<usize> {
     Some(if b.1.load < a.1.load { b.0 } else { a.0 })
 }
 
+/// What a policy that looks at signatures measures regions and workers by.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Bounds {
+    /// Similarity from which on a region is in the band, before the band is widened.
+    pub threshold: f32,
+    /// Highest load that a candidate may have; infinite without a cap.
+    pub load: f64,
+}
+
+/// The bounds of a decision; `None` where no similarity is a number.
+pub fn bounds(
+    rule: &Rule,
+    similarities: &[f32],
+    regions: &Regions,
+    workers: &[Worker],
+) -> Option<Bounds> {
+    let (_, top) = first_max(similarities, |_, _| true)?;
+    let tau = match rule.policy {
+        Policy::Top1 => 0.0,
+        _ => rule.tau,
+    };
+    Some(Bounds {
+        threshold: top - tau,
+        load: load_limit(rule.max_load_factor, regions, workers),
+    })
+}
+
 fn by_similarity(
     rule: &Rule,
     similarities: &[f32],
@@ -323,11 +350,14 @@ fn by_similarity(
     workers: &[Worker],
 ) -> Option<Decision> {
     let (best, top) = first_max(similarities, |_, _| true)?;
+    let Bounds {
+        mut threshold,
+        load: limit,
+    } = bounds(rule, similarities, regions, workers)?;
     let (tau, reason) = match rule.policy {
         Policy::Top1 => (0.0, Reason::Top1),
         _ => (rule.tau, Reason::InBand),
     };
-    let mut threshold = top - tau;
     let band = similarities
         .iter()
         .filter(|&&similarity| similarity >= threshold)
@@ -337,7 +367,6 @@ fn by_similarity(
     } else {
         None
     };
-    let limit = load_limit(rule.max_load_factor, regions, workers);
     loop {
         let member =
             |region: usize, similarity: f32| similarity >= threshold || Some(region) == second;

@@ -1,7 +1,9 @@
 //! Header bytes → decision, in one call: what a gateway does per request.
 
 use crate::blob::Blob;
-use crate::decide::{Decision, Draw, Evidence, Reason, Regions, Rule, Worker, WorkerIndex, decide};
+use crate::decide::{
+    Bounds, Decision, Draw, Evidence, Reason, Regions, Rule, Worker, WorkerIndex, bounds, decide,
+};
 use crate::signature::{Encoded, Geometry, SignatureError};
 use crate::similarity::Folded;
 
@@ -83,6 +85,11 @@ impl Map {
     /// Shape of the model's routing.
     pub fn geometry(&self) -> Geometry {
         self.geometry
+    }
+
+    /// What [`route`] measures regions and workers by, given the similarities to the regions.
+    pub fn bounds(&self, rule: &Rule, similarities: &[f32], workers: &[Worker]) -> Option<Bounds> {
+        bounds(rule, similarities, &self.regions, workers)
     }
 
     /// Similarity of a signature header to each region.

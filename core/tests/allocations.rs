@@ -26,6 +26,7 @@ fn map(geometry: Geometry, layers: Vec<u16>, workers: &[String]) -> Map {
             seed: 1,
             shares: vec![1.0 / workers.len() as f64; workers.len()],
         },
+        source: None,
     };
     Map::bind(blob, workers).unwrap()
 }

@@ -138,5 +138,6 @@ pub fn blob(geometry: Geometry, layers: Vec<u16>, regions: usize) -> anyhow::Res
             shares: vec![1.0 / regions as f64; regions],
             quantiles: vec![vec![0.5; 7]; regions],
         },
+        source: None,
     })
 }

@@ -35,6 +35,7 @@ pub fn new(transform: Transform, centroids: Vec<f32>, regions: &[Vec<String>]) -
             seed: 1,
             shares: vec![1.0 / count as f64; count],
         },
+        source: None,
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use eldr_core::blob::Blob;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::BlobFacts;
@@ -56,7 +56,7 @@ pub(super) struct FitArgs {
     json: bool,
 }
 
-fn tau(text: &str) -> Result<f32, String> {
+pub(super) fn tau(text: &str) -> Result<f32, String> {
     let tau: f32 = text
         .parse()
         .map_err(|_| "a number from 0 to 2 was expected".to_owned())?;
@@ -65,6 +65,24 @@ fn tau(text: &str) -> Result<f32, String> {
     } else {
         Err("0 to 2 is allowed".into())
     }
+}
+
+/// Whether these are names of decode clusters, each once; the text is for a usage error.
+pub(super) fn check_workers(workers: &[String]) -> Result<(), String> {
+    let mut seen = BTreeSet::new();
+    for worker in workers {
+        if worker.trim() != worker || worker.is_empty() {
+            return Err(format!(
+                "--workers: {worker:?} is no cluster name\nhint: separate names by commas alone: decode-0,decode-1"
+            ));
+        }
+        if !seen.insert(worker) {
+            return Err(format!(
+                "--workers: {worker} is named twice\nhint: a worker has one region; name each once"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// What `--json` prints: how the fit went, and the blob's facts.
@@ -86,20 +104,7 @@ struct Report<'a> {
 impl FitArgs {
     /// What clap cannot check on its own; the text is for a usage error.
     pub(super) fn check(&self) -> Result<(), String> {
-        let mut seen = BTreeSet::new();
-        for worker in &self.workers {
-            if worker.trim() != worker || worker.is_empty() {
-                return Err(format!(
-                    "--workers: {worker:?} is no cluster name\nhint: separate names by commas alone: decode-0,decode-1"
-                ));
-            }
-            if !seen.insert(worker) {
-                return Err(format!(
-                    "--workers: {worker} is named twice\nhint: a worker has one region; name each once"
-                ));
-            }
-        }
-        Ok(())
+        check_workers(&self.workers)
     }
 
     pub(super) fn run(&self) -> Result<String, Error> {
@@ -182,7 +187,7 @@ impl FitArgs {
 
     fn read(&self) -> Result<Requests, Error> {
         let bar = ProgressBar::new_spinner().with_message("reading");
-        bar.set_style(style("{spinner} {msg}: {pos} requests"));
+        bar.set_style(super::style("{spinner} {msg}: {pos} requests"));
         let requests = Requests::read(&self.traces, || bar.inc(1));
         bar.finish_and_clear();
         requests
@@ -197,7 +202,7 @@ impl FitArgs {
             revision: self.revision,
         };
         let bar = ProgressBar::new(0);
-        bar.set_style(style("{msg:>16} {wide_bar} {pos}/{len} {elapsed}"));
+        bar.set_style(super::style("{msg:>16} {wide_bar} {pos}/{len} {elapsed}"));
         let fitted = fit::fit(requests, &options, |progress| {
             let (message, done, total) = match progress {
                 Progress::Layers { done, total } => ("choosing layers", done, total),
@@ -210,10 +215,6 @@ impl FitArgs {
         bar.finish_and_clear();
         fitted
     }
-}
-
-fn style(template: &str) -> ProgressStyle {
-    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
 /// What a person should know before using the blob.

@@ -133,6 +133,7 @@ mod tests {
                 seed: 1,
                 shares: vec![1.0],
             },
+            source: None,
         };
         blob.to_bytes().unwrap()
     }

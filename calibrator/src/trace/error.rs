@@ -51,7 +51,7 @@ impl TraceError {
         place
     }
 
-    pub(super) fn io(file: &Arc<str>, doing: &str, hint: &str, source: io::Error) -> Self {
+    pub(crate) fn io(file: &Arc<str>, doing: &str, hint: &str, source: io::Error) -> Self {
         let at = Location {
             file: Arc::clone(file),
             line: 0,
@@ -66,7 +66,7 @@ impl TraceError {
         }
     }
 
-    pub(super) fn line(at: &Location, problem: String, hint: &str) -> Self {
+    pub(crate) fn line(at: &Location, problem: String, hint: &str) -> Self {
         TraceError {
             at: at.clone(),
             field: None,

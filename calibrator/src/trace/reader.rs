@@ -17,72 +17,111 @@ pub const LINE_BYTES_MAX: usize = 64 << 20;
 ///
 /// Fails only if the file cannot be opened or its first bytes cannot be read.
 pub fn read(path: impl AsRef<Path>) -> Result<Reader, TraceError> {
-    let name: Arc<str> = path.as_ref().display().to_string().into();
-    let file = File::open(path.as_ref()).map_err(|error| {
-        TraceError::io(
-            &name,
-            "opening the trace",
-            "check the path and its permissions",
-            error,
-        )
-    })?;
-    Reader::new(&name, BufReader::with_capacity(1 << 18, file))
+    Ok(Reader {
+        lines: Lines::open(path.as_ref())?,
+    })
 }
 
 /// Reads the records of one trace in order.
 ///
 /// A malformed line is an error, and the next call goes on with the line after it; a line that is
 /// too long or an input that cannot be read ends the iteration.
+#[derive(Debug)]
 pub struct Reader {
+    lines: Lines,
+}
+
+impl Reader {
+    /// Reads from `input`, plain or gzip; errors call it `name`.
+    pub fn new(name: &str, input: impl BufRead + Send + 'static) -> Result<Self, TraceError> {
+        let lines = Lines::new(name, input)?;
+        Ok(Reader { lines })
+    }
+}
+
+impl Iterator for Reader {
+    type Item = Result<Record, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let line = self.lines.next()?;
+        Some(line.and_then(|(line, at)| Record::parse(line, at)))
+    }
+}
+
+/// The lines of a file, plain or gzip, that are not blank: one of them is in memory at a time.
+pub(crate) struct Lines {
     input: Box<dyn BufRead + Send>,
     at: Location,
     buffer: Vec<u8>,
     done: bool,
 }
 
-impl std::fmt::Debug for Reader {
+impl std::fmt::Debug for Lines {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reader")
+        f.debug_struct("Lines")
             .field("at", &self.at)
             .field("done", &self.done)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
-impl Reader {
-    /// Reads from `input`, plain or gzip; errors call it `name`.
-    pub fn new(name: &str, mut input: impl BufRead + Send + 'static) -> Result<Self, TraceError> {
+impl Lines {
+    pub(crate) fn open(path: &Path) -> Result<Self, TraceError> {
+        let name: Arc<str> = path.display().to_string().into();
+        let file = File::open(path).map_err(|error| {
+            TraceError::io(
+                &name,
+                "opening the trace",
+                "check the path and its permissions",
+                error,
+            )
+        })?;
+        Lines::new(&name, BufReader::with_capacity(1 << 18, file))
+    }
+
+    pub(crate) fn new(
+        name: &str,
+        input: impl BufRead + Send + 'static,
+    ) -> Result<Self, TraceError> {
         let file: Arc<str> = name.into();
-        // A pipe may give one byte at a time, so `fill_buf` alone would not do.
-        let mut magic = Vec::new();
-        input
-            .by_ref()
-            .take(2)
-            .read_to_end(&mut magic)
-            .map_err(|error| {
-                TraceError::io(
-                    &file,
-                    "reading the trace",
-                    "give the path of a file of JSON Lines, plain or gzip",
-                    error,
-                )
-            })?;
-        let gzip = magic == [0x1f, 0x8b];
-        let input = io::Cursor::new(magic).chain(input);
-        let input: Box<dyn BufRead + Send> = if gzip {
-            Box::new(BufReader::with_capacity(
-                1 << 18,
-                MultiGzDecoder::new(input),
-            ))
-        } else {
-            Box::new(input)
-        };
-        Ok(Reader {
+        let input = decompressed(input).map_err(|error| {
+            TraceError::io(
+                &file,
+                "reading the trace",
+                "give the path of a file of JSON Lines, plain or gzip",
+                error,
+            )
+        })?;
+        Ok(Lines {
             input,
             at: Location { file, line: 0 },
             buffer: Vec::new(),
             done: false,
         })
+    }
+
+    /// The next line and where it stands. What is no text is an error and does not end the lines.
+    pub(crate) fn next(&mut self) -> Option<Result<(&str, Location), TraceError>> {
+        if self.done {
+            return None;
+        }
+        match self.advance() {
+            Ok(true) => {}
+            Ok(false) => {
+                self.done = true;
+                return None;
+            }
+            Err(error) => {
+                self.done = true;
+                return Some(Err(error));
+            }
+        }
+        let line = str::from_utf8(self.buffer.trim_ascii()).map_err(|error| {
+            let problem = format!("byte {} of the line is not UTF-8", error.valid_up_to() + 1);
+            let hint = "a trace is JSON Lines in UTF-8, plain or gzip";
+            TraceError::line(&self.at, problem, hint)
+        });
+        Some(line.map(|line| (line, self.at.clone())))
     }
 
     /// Puts the next line that is not blank into the buffer; `false` at the end of the input.
@@ -113,34 +152,21 @@ impl Reader {
             }
         }
     }
-
-    fn parse(&self) -> Result<Record, TraceError> {
-        let line = str::from_utf8(self.buffer.trim_ascii()).map_err(|error| {
-            let problem = format!("byte {} of the line is not UTF-8", error.valid_up_to() + 1);
-            let hint = "a trace is JSON Lines in UTF-8, plain or gzip";
-            TraceError::line(&self.at, problem, hint)
-        })?;
-        Record::parse(line, self.at.clone())
-    }
 }
 
-impl Iterator for Reader {
-    type Item = Result<Record, TraceError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.done {
-            return None;
-        }
-        match self.advance() {
-            Ok(true) => Some(self.parse()),
-            Ok(false) => {
-                self.done = true;
-                None
-            }
-            Err(error) => {
-                self.done = true;
-                Some(Err(error))
-            }
-        }
-    }
+/// What `input` holds, without the gzip around it, if there is one.
+pub(crate) fn decompressed(
+    mut input: impl BufRead + Send + 'static,
+) -> io::Result<Box<dyn BufRead + Send>> {
+    // A pipe may give one byte at a time, so `fill_buf` alone would not do.
+    let mut magic = Vec::new();
+    input.by_ref().take(2).read_to_end(&mut magic)?;
+    let gzip = magic == [0x1f, 0x8b];
+    let input = io::Cursor::new(magic).chain(input);
+    Ok(if gzip {
+        let input = MultiGzDecoder::new(input);
+        Box::new(BufReader::with_capacity(1 << 18, input))
+    } else {
+        Box::new(input)
+    })
 }

@@ -182,8 +182,14 @@ fn help_texts() {
         "fit --help",
         "inspect --help",
         "place --help",
+        "explain --help",
         "serve --help",
         "convert --help",
+        "convert access-log --help",
+        "convert import-centroids --help",
+        "convert export-centroids --help",
+        "convert calibration --help",
+        "convert gpt-oss --help",
         "convert small-moe --help",
     ];
     let text = commands.map(help).concat();
@@ -212,4 +218,39 @@ fn the_shipped_calibration_traces_fit() {
             assert_eq!(region["share"], 0.25);
         }
     }
+}
+
+#[test]
+fn explain_shows_the_decision_and_what_it_rests_on() {
+    let bench = Bench::new();
+    bench
+        .write("t.jsonl", bench::trace(true))
+        .eldr(FIT)
+        .succeeded();
+    let explain = "explain b.eldr --trace t.jsonl --id d --loads decode-0=7,decode-1=2";
+    let text = bench.eldr(explain).succeeded().stdout.clone();
+    let header = bench::line("d", [0, 3, 0, 2], false);
+    let header: Value = serde_json::from_str(&header).unwrap();
+    let header = header["prefill"].as_str().unwrap();
+    let by_header = format!("explain b.eldr --signature {header} --loads decode-0=7,decode-1=2");
+    assert_eq!(bench.eldr(&by_header).succeeded().stdout, text);
+
+    let json = bench.eldr(&format!("{explain} --json"));
+    let json: Value = serde_json::from_str(&json.succeeded().stdout).unwrap();
+    assert_eq!(
+        (&json["worker"], &json["widened"]),
+        (&"decode-1".into(), &true.into())
+    );
+    let spare = bench.eldr("explain b.eldr --trace t.jsonl --id d --policy least_loaded --loads decode-0=1,decode-1=1,x=0");
+    let note = "note: x serves no region of the blob; it gets fallback traffic only\n";
+    assert_eq!((spare.code, spare.stderr.as_str()), (0, note));
+    assert!(
+        spare.stdout.starts_with("decision x; reason blind\n"),
+        "{}",
+        spare.stdout
+    );
+    assert_snapshot!(format!(
+        "$ eldr {explain}\n{text}\n$ eldr … --policy least_loaded …\n{}",
+        spare.stdout
+    ));
 }

@@ -3,7 +3,6 @@
 
 use std::io::Write as _;
 use std::net::TcpListener;
-use std::path::Path;
 
 use flate2::{Compression, write::GzEncoder};
 use insta::assert_snapshot;
@@ -11,7 +10,7 @@ use insta::assert_snapshot;
 use crate::bench::{Bench, FIT, line, mask_hashes, trace};
 
 /// Runs the commands, all of which fail, and writes down how.
-fn transcript(bench: &Bench, commands: &[&str]) -> String {
+pub(crate) fn transcript(bench: &Bench, commands: &[&str]) -> String {
     let mut text = String::new();
     for command in commands {
         let ran = bench.eldr(command);
@@ -113,6 +112,7 @@ fn blobs_that_are_none() {
     *damaged.last_mut().unwrap() ^= 1;
     bench
         .write("damaged", damaged)
+        .write("text", "no blob and no trace")
         .write("foreign", b"\x02\0\0\0\0\0\0\0{}")
         .write("huge", "");
     let huge = std::fs::File::options()
@@ -124,7 +124,7 @@ fn blobs_that_are_none() {
         &[
             "inspect none",
             "inspect .",
-            "inspect t.jsonl",
+            "inspect text",
             "inspect foreign",
             "inspect damaged",
             "inspect huge",
@@ -135,23 +135,18 @@ fn blobs_that_are_none() {
 }
 
 #[test]
-fn recordings_that_cannot_be_converted() {
+fn requests_that_cannot_be_explained() {
     let bench = Bench::new();
-    let other =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/parity/h_fit_tiny_calibration.npz");
-    bench
-        .write("text", "no archive")
-        .write("other.npz", std::fs::read(other).unwrap());
-    let told = transcript(
+    bench.write("t.jsonl", trace(true)).eldr(FIT).succeeded();
+    assert_snapshot!(transcript(
         &bench,
         &[
-            "convert small-moe none -o t.jsonl",
-            "convert small-moe text -o t.jsonl",
-            "convert small-moe other.npz -o t.jsonl",
+            "explain none --signature x",
+            "explain b.eldr --trace none --id a",
+            "explain b.eldr --trace t.jsonl --id x",
+            "explain b.eldr --signature x --out decode-7",
         ],
-    );
-    assert_snapshot!(told);
-    assert!(!bench.path("t.jsonl").exists());
+    ));
 }
 
 #[test]
@@ -243,6 +238,15 @@ fn wrong_usage() {
             "place b t --gpus 2 --objective speed",
             "place b t --gpus 2 --format sglang",
             "convert small-moe r.npz",
+            "convert access-log a.log -o t --map signature=x",
+            "convert import-centroids c.json -o b --workers a,a",
+            "convert gpt-oss r -o t --prefill-share 1",
+            "explain b.eldr",
+            "explain b.eldr --id a",
+            "explain b.eldr --signature x --loads a=-1",
+            "explain b.eldr --signature x --loads a=1,a=2",
+            "explain b.eldr --signature x --policy best",
+            "explain b.eldr --signature x --max-load-factor 0.5",
             "serve",
             "serve --blob a --blob b",
             "serve --blob x=a --blob x=b",

@@ -2,6 +2,7 @@
 
 mod bench;
 mod commands;
+mod convert;
 mod errors;
 mod place;
 mod serve;

@@ -163,6 +163,7 @@ fn blob(valid: Valid) -> Option<Blob> {
             seed: valid.seed,
             shares: vec![valid.share; regions],
         },
+        source: None,
     })
 }
 

@@ -25,6 +25,7 @@ fn small() -> Blob {
             seed: 1,
             shares: vec![0.5, 0.5],
         },
+        source: Some(r#"{"algo":"kmbal"}"#.into()),
     }
 }
 
@@ -169,4 +170,16 @@ proptest! {
         bytes.extend(text.bytes());
         prop_assert!(Blob::from_bytes(&bytes).is_err());
     }
+}
+
+#[test]
+fn a_source_is_optional_and_bounded() {
+    let with = |source: Option<String>| Blob { source, ..small() };
+    let bytes = with(None).to_bytes().unwrap();
+    assert!(!String::from_utf8_lossy(&bytes).contains("source"));
+    assert_eq!(Blob::from_bytes(&bytes).unwrap().source, None);
+    assert!(with(Some(" ".repeat(SOURCE_BYTES_MAX))).to_bytes().is_ok());
+    let error = with(Some(" ".repeat(SOURCE_BYTES_MAX + 1))).to_bytes();
+    let expected = "centroid blob, source: found 16385 bytes, expected at most 16384 bytes\n";
+    assert!(error.unwrap_err().to_string().starts_with(expected));
 }

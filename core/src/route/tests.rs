@@ -49,6 +49,7 @@ fn blob(file: &str) -> Blob {
             seed: 1,
             shares: vec![1.0 / regions as f64; regions],
         },
+        source: None,
     }
 }
 

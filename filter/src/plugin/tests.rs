@@ -29,6 +29,7 @@ pub(crate) fn blob_bytes(revision: u64, workers: &[&str]) -> Vec<u8> {
             seed: 1,
             shares: vec![1.0 / workers.len() as f64; workers.len()],
         },
+        source: None,
     };
     blob.to_bytes().unwrap()
 }

@@ -19,6 +19,7 @@ fn blob() -> Blob {
         centroids: vec![1.0, 0.0, 0.0, 1.0],
         tau: 0.1,
         regions: vec![vec!["a".into(), "b".into()], vec!["b".into()]],
+        source: None,
         fit: Fit {
             quantiles: vec![vec![0.5; 7]; 2],
             requests: 2,
