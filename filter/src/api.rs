@@ -197,6 +197,42 @@ impl Api {
         !choices.is_empty() && choices.iter().all(ended)
     }
 
+    /// Most tokens that one answer to this request may have; `None` where only the engine knows. Where there is no limit in a
+    /// request of the older APIs, engines take 16.
+    pub fn output_limit(self, request: &Object<'_>) -> Option<u64> {
+        let number = |raw: &str| raw.parse().ok();
+        let or_16 = |object: &Object<'_>| object.get("max_tokens").map_or(Some(16), number);
+        match self {
+            Self::Completions => or_16(request),
+            Self::Chat => {
+                let given = |key| request.get(key).and_then(number);
+                given("max_completion_tokens").or_else(|| given("max_tokens"))
+            }
+            Self::Responses => request.get("max_output_tokens").and_then(number),
+            Self::Generate => member(request, SAMPLING_PARAMS).and_then(|inner| or_16(&inner)),
+        }
+    }
+
+    /// How many answers to its prompt the request asks for.
+    pub fn sequences(self, request: &Object<'_>) -> Option<u64> {
+        let n = |object: &Object<'_>| object.get("n")?.parse().ok();
+        match self {
+            Self::Completions | Self::Chat => n(request),
+            Self::Responses => None,
+            Self::Generate => n(&member(request, SAMPLING_PARAMS)?),
+        }
+    }
+
+    /// Tokens of the prompt, by the `usage` of an answer.
+    pub fn prompt_tokens(self, answer: &Object<'_>) -> Option<u64> {
+        let usage = member(answer, "usage")?;
+        let name = match self {
+            Self::Responses => "input_tokens",
+            Self::Completions | Self::Chat | Self::Generate => "prompt_tokens",
+        };
+        usage.get(name)?.parse().ok()
+    }
+
     /// Name of the member of `usage` that says how the prompt was computed.
     pub fn prompt_details(self) -> &'static str {
         match self {

@@ -16,7 +16,7 @@ use serde::Deserialize;
 
 use crate::destination::Destination;
 use crate::health::CoolDown;
-use crate::load::Timing;
+use crate::load::{LoadUnit, Timing};
 use crate::poll::Source;
 use crate::release::Form;
 use crate::reports::Reporting;
@@ -145,6 +145,8 @@ pub struct Config {
 pub struct Model {
     /// Value of the body's `model`, or [`ANY_MODEL`].
     pub name: String,
+    /// What the loads of workers are compared in.
+    pub load_unit: LoadUnit,
     /// Policy and parameters; `tau` is the blob's where the configuration has none.
     pub rule: Rule,
     /// Whether the configuration sets tau, which then outlives new blobs.
@@ -192,6 +194,12 @@ impl fmt::Display for Mistakes {
 }
 
 impl Config {
+    /// Whether tokens are counted: of all requests, since models share workers.
+    pub fn counts_tokens(&self) -> bool {
+        let mut models = self.models.iter();
+        models.any(|model| model.load_unit == LoadUnit::KvTokens)
+    }
+
     /// Parses and validates.
     ///
     /// # Errors

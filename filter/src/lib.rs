@@ -14,6 +14,7 @@
 //! | [`release`] | KV blocks that no decode worker will fetch |
 //! | [`request`] | life of one request: headers → body → prefill answer → decode leg |
 //! | [`load`] | requests in flight, shared between threads, forgotten when a thread dies |
+//! | [`tokens`] | how many tokens a request will have in a worker's KV cache |
 //! | [`reports`], [`exposition`] | load that workers report, other gateways' included |
 //! | [`health`] | decode workers that do not answer are left out for a while |
 //! | [`blobs`] | centroid blobs in shared data |
@@ -57,4 +58,5 @@ pub mod reports;
 pub mod request;
 pub mod ring;
 pub mod shared;
+pub mod tokens;
 pub mod worker;

@@ -1,4 +1,4 @@
-//! Requests in flight per cluster, over all threads of the gateway.
+//! Requests in flight per cluster, and their tokens, over all threads of the gateway.
 //!
 //! Each VM (one per thread) owns a slot in shared data, writes only its own and reads the others. A slot carries a
 //! heartbeat; one whose heartbeat is older than the lease does not count. So when a VM traps, its counts vanish
@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::shared::Shared;
+use crate::tokens::Expected;
 
 /// Most threads that can share their counts. Keys of shared data cannot be deleted, so they are few and reused.
 pub const MAX_SLOTS: usize = 256;
@@ -22,15 +23,29 @@ pub struct Timing {
     pub refresh_ms: u64,
 }
 
+/// What loads are compared in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LoadUnit {
+    /// Requests in flight.
+    #[default]
+    Requests,
+    /// Tokens that they have in a worker's KV cache, or will have: see [`tokens`](crate::tokens).
+    KvTokens,
+}
+
 /// What a slot holds.
 #[derive(Debug, Serialize, Deserialize)]
-struct Slot<Counts> {
+struct Slot<Counts, Tokens> {
     /// Wall clock, milliseconds.
     heartbeat_ms: u64,
     in_flight: Counts,
+    /// Absent where nobody counts them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokens: Option<Tokens>,
 }
 
-impl Slot<BTreeMap<String, u32>> {
+impl Slot<BTreeMap<String, u32>, BTreeMap<String, u64>> {
     fn read(bytes: &[u8]) -> Option<Self> {
         serde_json::from_slice(bytes).ok()
     }
@@ -46,12 +61,39 @@ struct Claim {
     version: Option<u32>,
 }
 
+/// A request that is counted: what [`Loads::start`] added is what [`Loads::end`] takes off, once.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "what is started is to be ended"]
+pub struct Flight {
+    cluster: String,
+    tokens: u32,
+}
+
+impl Flight {
+    /// Where it is.
+    pub fn cluster(&self) -> &str {
+        &self.cluster
+    }
+
+    /// Its tokens; 0 where they are not counted.
+    pub fn tokens(&self) -> u32 {
+        self.tokens
+    }
+}
+
+/// Requests and tokens by cluster; what is 0 is not there.
+#[derive(Debug, Default)]
+struct Counts {
+    requests: BTreeMap<String, u32>,
+    tokens: BTreeMap<String, u64>,
+}
+
 /// One VM's view: its own counts, live, and those of others, as of the last look.
 #[derive(Default)]
 pub struct Loads {
     claim: Option<Claim>,
-    own: BTreeMap<String, u32>,
-    others: BTreeMap<String, u32>,
+    own: Counts,
+    others: Counts,
     others_read_ms: Option<u64>,
 }
 
@@ -89,18 +131,37 @@ impl Loads {
         self.claim.as_ref().map(|claim| claim.index)
     }
 
-    /// One more request in flight.
-    pub fn start(&mut self, shared: &impl Shared, cluster: &str, now_ms: u64, timing: Timing) {
-        *self.own.entry(cluster.to_owned()).or_default() += 1;
+    /// One more request in flight, with so many tokens.
+    pub fn start(
+        &mut self,
+        shared: &impl Shared,
+        cluster: &str,
+        tokens: u32,
+        now_ms: u64,
+        timing: Timing,
+    ) -> Flight {
+        let cluster = cluster.to_owned();
+        *self.own.requests.entry(cluster.clone()).or_default() += 1;
+        if tokens > 0 {
+            *self.own.tokens.entry(cluster.clone()).or_default() += u64::from(tokens);
+        }
         self.publish(shared, now_ms, timing);
+        Flight { cluster, tokens }
     }
 
     /// One less.
-    pub fn end(&mut self, shared: &impl Shared, cluster: &str, now_ms: u64, timing: Timing) {
-        if let Some(count) = self.own.get_mut(cluster) {
+    pub fn end(&mut self, shared: &impl Shared, flight: Flight, now_ms: u64, timing: Timing) {
+        let Flight { cluster, tokens } = flight;
+        if let Some(count) = self.own.requests.get_mut(&cluster) {
             *count = count.saturating_sub(1);
             if *count == 0 {
-                self.own.remove(cluster);
+                self.own.requests.remove(&cluster);
+            }
+        }
+        if let Some(sum) = self.own.tokens.get_mut(&cluster) {
+            *sum = sum.saturating_sub(tokens.into());
+            if *sum == 0 {
+                self.own.tokens.remove(&cluster);
             }
         }
         self.publish(shared, now_ms, timing);
@@ -120,7 +181,7 @@ impl Loads {
             return;
         }
         self.others_read_ms = Some(now_ms);
-        self.others.clear();
+        self.others = Counts::default();
         let own = self.claim.as_ref().map(|claim| claim.index);
         for index in 0..MAX_SLOTS {
             let (value, version) = shared.get(&key(index));
@@ -133,7 +194,11 @@ impl Loads {
             };
             if Some(index) != own {
                 for (cluster, count) in slot.in_flight {
-                    let sum = self.others.entry(cluster).or_default();
+                    let sum = self.others.requests.entry(cluster).or_default();
+                    *sum = sum.saturating_add(count);
+                }
+                for (cluster, count) in slot.tokens.unwrap_or_default() {
+                    let sum = self.others.tokens.entry(cluster).or_default();
                     *sum = sum.saturating_add(count);
                 }
             }
@@ -142,8 +207,22 @@ impl Loads {
 
     /// Requests in flight to a cluster, from all threads.
     pub fn in_flight(&self, cluster: &str) -> u32 {
-        let of = |counts: &BTreeMap<String, u32>| counts.get(cluster).copied().unwrap_or_default();
+        let of = |counts: &Counts| counts.requests.get(cluster).copied().unwrap_or_default();
         of(&self.own).saturating_add(of(&self.others))
+    }
+
+    /// Tokens of the requests in flight to a cluster, from all threads that count them.
+    pub fn tokens(&self, cluster: &str) -> u64 {
+        let of = |counts: &Counts| counts.tokens.get(cluster).copied().unwrap_or_default();
+        of(&self.own).saturating_add(of(&self.others))
+    }
+
+    /// Load of a cluster that so many requests of others are at besides.
+    pub fn of(&self, unit: LoadUnit, cluster: &str, elsewhere: u32, expected: &Expected) -> f64 {
+        match unit {
+            LoadUnit::Requests => f64::from(self.in_flight(cluster).saturating_add(elsewhere)),
+            LoadUnit::KvTokens => self.tokens(cluster) as f64 + expected.of_others(elsewhere),
+        }
     }
 
     fn publish(&mut self, shared: &impl Shared, now_ms: u64, timing: Timing) {
@@ -160,7 +239,8 @@ impl Loads {
         };
         let slot = Slot {
             heartbeat_ms: now_ms,
-            in_flight: &self.own,
+            in_flight: &self.own.requests,
+            tokens: (!self.own.tokens.is_empty()).then_some(&self.own.tokens),
         };
         let key = key(claim.index);
         let bytes = serde_json::to_vec(&slot).unwrap_or_default();
@@ -175,130 +255,4 @@ impl Loads {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::shared::memory::Memory;
-
-    const TIMING: Timing = Timing {
-        lease_ms: 2_000,
-        refresh_ms: 1,
-    };
-
-    fn seen_by(vm: &mut Loads, shared: &Memory, now_ms: u64) -> u32 {
-        vm.refresh(shared, now_ms, TIMING);
-        vm.in_flight("d")
-    }
-
-    #[test]
-    fn threads_see_each_others_requests() {
-        let shared = Memory::default();
-        let (mut a, mut b) = (Loads::default(), Loads::default());
-        assert_eq!(a.claim(&shared, 0, TIMING), Some(0));
-        assert_eq!(b.claim(&shared, 0, TIMING), Some(1));
-        a.start(&shared, "d", 10, TIMING);
-        b.start(&shared, "d", 10, TIMING);
-        a.start(&shared, "e", 10, TIMING);
-        assert_eq!(seen_by(&mut a, &shared, 11), 2);
-        assert_eq!(seen_by(&mut b, &shared, 11), 2);
-        a.end(&shared, "d", 12, TIMING);
-        assert_eq!(seen_by(&mut b, &shared, 13), 1);
-        b.end(&shared, "d", 14, TIMING);
-        assert_eq!(
-            (seen_by(&mut a, &shared, 15), seen_by(&mut b, &shared, 15)),
-            (0, 0)
-        );
-        assert_eq!(a.in_flight("e"), 1);
-    }
-
-    #[test]
-    fn the_counts_of_a_dead_thread_vanish_with_its_lease_and_its_slot_is_reused() {
-        let shared = Memory::default();
-        let (mut dead, mut alive) = (Loads::default(), Loads::default());
-        dead.claim(&shared, 0, TIMING);
-        alive.claim(&shared, 0, TIMING);
-        dead.start(&shared, "d", 0, TIMING);
-        assert_eq!(seen_by(&mut alive, &shared, 1_999), 1);
-        alive.tick(&shared, 2_000, TIMING);
-        assert_eq!(seen_by(&mut alive, &shared, 2_001), 0);
-        assert_eq!(Loads::default().claim(&shared, 2_001, TIMING), Some(0));
-    }
-
-    #[test]
-    fn a_heartbeat_keeps_a_slot_alive_without_requests() {
-        let shared = Memory::default();
-        let (mut a, mut b) = (Loads::default(), Loads::default());
-        a.claim(&shared, 0, TIMING);
-        b.claim(&shared, 0, TIMING);
-        a.start(&shared, "d", 0, TIMING);
-        for now in (0..10_000).step_by(200) {
-            a.tick(&shared, now, TIMING);
-        }
-        assert_eq!(seen_by(&mut b, &shared, 10_000), 1);
-    }
-
-    #[test]
-    fn a_thread_that_stood_still_moves_to_another_slot_and_keeps_its_counts() {
-        let shared = Memory::default();
-        let (mut slow, mut new) = (Loads::default(), Loads::default());
-        slow.claim(&shared, 0, TIMING);
-        slow.start(&shared, "d", 0, TIMING);
-        assert_eq!(new.claim(&shared, 5_000, TIMING), Some(0));
-        new.start(&shared, "d", 5_000, TIMING);
-        slow.tick(&shared, 5_001, TIMING);
-        assert_eq!(slow.claim(&shared, 5_001, TIMING), Some(1));
-        assert_eq!(seen_by(&mut new, &shared, 5_002), 2);
-        assert_eq!(seen_by(&mut slow, &shared, 5_002), 2);
-    }
-
-    #[test]
-    fn ending_more_than_was_started_stays_at_zero() {
-        let shared = Memory::default();
-        let mut vm = Loads::default();
-        vm.claim(&shared, 0, TIMING);
-        vm.end(&shared, "d", 0, TIMING);
-        vm.start(&shared, "d", 0, TIMING);
-        assert_eq!(seen_by(&mut vm, &shared, 1), 1);
-    }
-
-    #[test]
-    fn rubbish_in_a_slot_is_an_empty_slot() {
-        let shared = Memory::default();
-        shared.set("eldr.slot.0", b"\xff{", None);
-        let mut vm = Loads::default();
-        assert_eq!(vm.claim(&shared, 0, TIMING), Some(0));
-    }
-
-    proptest! {
-        #[test]
-        fn live_threads_agree_on_the_true_sum(
-            steps in proptest::collection::vec((0usize..4, any::<bool>(), 0u64..500), 1..60),
-        ) {
-            let shared = Memory::default();
-            let mut vms: Vec<Loads> = (0..4).map(|_| Loads::default()).collect();
-            let mut truth = [0u32; 4];
-            let mut now = 0;
-            for vm in &mut vms {
-                vm.claim(&shared, now, TIMING);
-            }
-            for (vm, start, pause) in steps {
-                now += pause;
-                for vm in &mut vms {
-                    vm.tick(&shared, now, TIMING);
-                }
-                if start {
-                    vms[vm].start(&shared, "d", now, TIMING);
-                    truth[vm] += 1;
-                } else {
-                    vms[vm].end(&shared, "d", now, TIMING);
-                    truth[vm] = truth[vm].saturating_sub(1);
-                }
-                now += 1;
-                for vm in &mut vms {
-                    prop_assert_eq!(seen_by(vm, &shared, now), truth.iter().sum::<u32>());
-                }
-            }
-        }
-    }
-}
+mod tests;

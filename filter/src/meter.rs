@@ -4,7 +4,7 @@
 //! piece as it passes. Engines send one event per token (or per step, where speculative decoding verifies several), then
 //! events without tokens: `[DONE]`, perhaps the usage. So what is called TPOT is the time per *event* after the first
 //! one, of answers that came to their end; the few events at the end without tokens make it a little too small, for
-//! both arms alike.
+//! both arms alike. What an answer's length is taken for, where load is counted in tokens, is the same number less `[DONE]`.
 
 use eldr_core::decide::Policy;
 use eldr_core::rollout::Rollout;
@@ -21,7 +21,8 @@ pub struct Course {
 /// Takes the times of one answer.
 #[derive(Debug)]
 pub struct Meter {
-    course: Course,
+    /// None where only the length of the answer is of interest.
+    course: Option<Course>,
     /// The gateway had the request, nanoseconds.
     begun_ns: u64,
     first_ns: Option<u64>,
@@ -49,8 +50,8 @@ pub enum Times {
 }
 
 impl Meter {
-    /// For a request that the gateway had at `begun_ns`.
-    pub fn new(course: Course, begun_ns: u64) -> Self {
+    /// For a request that the gateway had at `begun_ns`; without a course its times are nobody's.
+    pub fn new(course: Option<Course>, begun_ns: u64) -> Self {
         Self {
             course,
             begun_ns,
@@ -62,9 +63,15 @@ impl Meter {
         }
     }
 
-    /// Who chose.
-    pub fn policy(&self) -> Policy {
-        self.course.policy
+    /// What its times are counted to.
+    pub fn course(&self) -> Option<&Course> {
+        self.course.as_ref()
+    }
+
+    /// Tokens of an answer that came to its end, in all its sequences.
+    pub fn output(&self) -> Option<u64> {
+        let done = 1;
+        (self.complete && self.events > 0).then(|| self.events.saturating_sub(done))
     }
 
     /// A piece of the answer passes.
@@ -93,7 +100,8 @@ impl Meter {
         let Some(first_ns) = self.first_ns else {
             return Times::NothingPassed;
         };
-        let counts = match self.course.rollout {
+        let rollout = self.course.as_ref().and_then(|course| course.rollout);
+        let counts = match rollout {
             Some(rollout) => rollout.counts(self.begun_ns / MS, now_ns / MS),
             None => true,
         };
@@ -119,7 +127,7 @@ mod tests {
 
     fn meter(rollout: Option<Rollout>) -> Meter {
         let policy = Policy::Band;
-        Meter::new(Course { policy, rollout }, 10 * MS)
+        Meter::new(Some(Course { policy, rollout }), 10 * MS)
     }
 
     #[test]
@@ -140,6 +148,18 @@ mod tests {
             tpot_us: Some(1_000),
         };
         assert_eq!(meter.times(19 * MS), whole);
+    }
+
+    #[test]
+    fn the_length_of_an_answer_is_known_once_it_has_ended() {
+        let mut meter = Meter::new(None, 10 * MS);
+        meter.pass(b"data: 1\n\ndata: 2\n\n", false, 15 * MS);
+        assert_eq!(meter.output(), None);
+        meter.pass(b"data: [DONE]\n\n", true, 18 * MS);
+        assert_eq!((meter.output(), meter.course()), (Some(2), None));
+        let mut empty = Meter::new(None, 10 * MS);
+        empty.pass(b"", true, 15 * MS);
+        assert_eq!(empty.output(), None);
     }
 
     #[test]

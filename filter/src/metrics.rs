@@ -24,6 +24,11 @@ pub fn in_flight(cluster: &str) -> String {
     format!("eldr.worker.{cluster}.in_flight")
 }
 
+/// Gauge: tokens of the requests in flight to a decode cluster, where a model's loads are compared in them.
+pub fn kv_tokens(cluster: &str) -> String {
+    format!("eldr.worker.{cluster}.kv_tokens")
+}
+
 /// Gauge: requests that a decode cluster reports and this gateway did not send; 0 where nothing fresh is known.
 pub fn elsewhere(cluster: &str) -> String {
     format!("eldr.worker.{cluster}.elsewhere")

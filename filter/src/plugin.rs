@@ -10,7 +10,8 @@ use eldr_core::route::{Map, Scratch, Step, route};
 use eldr_core::signature::header_from_eldr_sig;
 
 use crate::body;
-use crate::config::{ANY_MODEL, Config, PrefillPolicy};
+use crate::config::{ANY_MODEL, Config, Model, PrefillPolicy};
+use crate::load::LoadUnit;
 use crate::poll::Source;
 use crate::prefill::Leg;
 
@@ -103,6 +104,17 @@ impl Plugin {
             .map(ModelIndex)
     }
 
+    /// A model's name as configured; empty for one that is not.
+    pub fn name(&self, model: Option<ModelIndex>) -> &str {
+        self.settings(model).map_or("", |model| &model.name)
+    }
+
+    /// What the loads of workers are compared in for a model's requests.
+    pub fn load_unit(&self, model: Option<ModelIndex>) -> LoadUnit {
+        let settings = self.settings(model);
+        settings.map_or(LoadUnit::Requests, |model| model.load_unit)
+    }
+
     /// Revision of the blob in use.
     pub fn revision(&self, model: ModelIndex) -> Option<u64> {
         self.map(Some(model)).map(|map| map.revision)
@@ -110,7 +122,7 @@ impl Plugin {
 
     /// Where a model's blobs come from, if not from the configuration alone.
     pub fn source(&self, model: ModelIndex) -> Option<&Source> {
-        self.config.models.get(model.0)?.source.as_ref()
+        self.settings(Some(model))?.source.as_ref()
     }
 
     /// Published blobs are of interest above this revision: neither in use nor refused.
@@ -199,7 +211,7 @@ impl Plugin {
 
     /// How a model's policy is being introduced.
     pub fn rollout(&self, model: Option<ModelIndex>) -> Option<Rollout> {
-        Some(self.config.models.get(model?.0)?.rollout?.0)
+        Some(self.settings(model)?.rollout?.0)
     }
 
     /// The course of a request with this id that arrives at `now_ms`.
@@ -216,10 +228,7 @@ impl Plugin {
     }
 
     fn rule(&self, course: Course) -> Rule {
-        let settings = course
-            .model
-            .and_then(|model| self.config.models.get(model.0));
-        let Some(settings) = settings else {
+        let Some(settings) = self.settings(course.model) else {
             return Rule::default();
         };
         match (course.arm, settings.rollout) {
@@ -277,6 +286,10 @@ impl Plugin {
             .zip(text)
             .and_then(|(geometry, text)| header_from_eldr_sig(text.as_bytes(), geometry).ok());
         Some(header.unwrap_or_default().into_bytes())
+    }
+
+    fn settings(&self, model: Option<ModelIndex>) -> Option<&Model> {
+        self.config.models.get(model?.0)
     }
 
     fn map(&self, model: Option<ModelIndex>) -> Option<&Map> {

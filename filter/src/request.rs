@@ -14,6 +14,7 @@
 
 mod answer;
 mod relay;
+mod tokens;
 mod usage;
 
 use std::borrow::Cow;
@@ -30,9 +31,11 @@ use crate::headers::{self, Header};
 use crate::plugin::{ModelIndex, Plugin};
 use crate::prefill::{self, Leg};
 use crate::release::{Form, Release};
+use crate::tokens::Known;
 
 pub use answer::{Answer, Reply};
 pub use relay::{MAX_ANSWER_BYTES, Relayed, is_readable};
+pub use tokens::prompt_tokens;
 
 const NO_KV_PARAMS: &str =
     "kv_transfer_params is set by the gateway and may not be sent by clients";
@@ -108,6 +111,7 @@ pub struct Request {
     /// Raw params of a hand-over that decode has, unless it turns out that no worker got it.
     handed_over: Option<String>,
     model: Option<ModelIndex>,
+    tokens: Known,
     /// Signature header of a coordinator's request.
     carried: Option<Vec<u8>>,
     /// Where the body gets its hand-over.
@@ -130,6 +134,7 @@ impl Default for Request {
             leg: Leg::default(),
             handed_over: None,
             model: None,
+            tokens: Known::default(),
             carried: None,
             place: Place::default(),
             transfer_id: String::new(),
@@ -213,6 +218,9 @@ impl Request {
         };
         let model = object.get("model").and_then(body::string);
         self.model = plugin.model(model.as_deref());
+        if plugin.config().counts_tokens() {
+            self.read_limits(api, &object);
+        }
         if plugin.config().mode == Mode::Relay {
             return self.on_relayed_body(plugin, api, &object);
         }
@@ -279,6 +287,10 @@ impl Request {
                 let signature = header.or_else(|| from_eldr_sig().map(Cow::Owned));
                 let params = self.params(&object, said.as_ref(), plugin.config());
                 let head = params.as_deref().map(|params| self.head(params));
+                if plugin.config().counts_tokens() {
+                    let usage = || self.leg.api.prompt_tokens(&object);
+                    self.tokens.prompt = prompt_tokens(signature.as_deref(), usage);
+                }
                 if plugin.config().report_cached_tokens {
                     self.cached_tokens = usage::cached_tokens(self.leg.api, &object);
                 }

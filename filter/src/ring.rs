@@ -34,13 +34,15 @@ const MAX_ATTEMPTS: usize = 64;
 /// What is kept of a prefill answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Kept {
-    /// Revision of the blob.
+    /// Revision of the blob; 0, and so the fingerprint, where there was none.
     pub revision: u64,
     /// [`Map::fingerprint`](eldr_core::route::Map::fingerprint) of it: two models or listeners may have the same
     /// revision of different blobs.
     pub fingerprint: u64,
     /// Similarity to each of its regions, or why there is none.
     pub found: Result<Vec<f32>, Reason>,
+    /// Tokens of the prompt, where they are known and wanted; not 0.
+    pub prompt_tokens: Option<u64>,
 }
 
 /// Now, and for how long an entry stays good, milliseconds.

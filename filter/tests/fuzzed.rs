@@ -35,6 +35,40 @@ fn every_seed_keeps_the_promises() {
     }
 }
 
+/// What is accepted can go wrong in more ways than what is refused, so there has to be some of it to begin with. The bytes
+/// of a seed mean something else whenever a setting is added.
+#[test]
+fn every_setting_is_in_a_seed_that_is_accepted() {
+    let seeds = inputs::seeds(FUZZ, "config_structured");
+    let accepted: Vec<_> = seeds
+        .iter()
+        .filter_map(|seed| properties::config_structured::accepted(inputs::value(seed)?))
+        .collect();
+    for setting in [
+        r#""mode":"relay""#,
+        r#""relay_body_signature":true"#,
+        r#""relay_ttl_ms""#,
+        r#""destination":"endpoint""#,
+        r#""kind":"shadow""#,
+        r#""kind":"percentage""#,
+        r#""kind":"switchback""#,
+        r#""load_unit":"kv_tokens""#,
+        r#""load_report_interval_ms""#,
+        r#""load_report_stale_ms""#,
+        r#""kv_usage_limit""#,
+        r#""protocol":"mooncake","#,
+        r#""protocol":"shared_storage""#,
+        r#""report_cached_tokens":true"#,
+        r#""weight""#,
+        r#""http""#,
+    ] {
+        assert!(
+            accepted.iter().any(|json| json.contains(setting)),
+            "{setting} in none of {accepted:#?}"
+        );
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 

@@ -22,8 +22,16 @@ pub(crate) fn seeds(fuzz_dir: &str, target: &str) -> Vec<Vec<u8>> {
     seeds
 }
 
-/// Damage of the kind that the fuzzer does, and inputs that are nothing but noise.
+/// Damage of the kind that the fuzzer does, the beginning of one seed with the end of another, and inputs that are nothing
+/// but noise.
 pub(crate) fn bytes(seeds: Vec<Vec<u8>>) -> impl Strategy<Value = Vec<u8>> {
+    let crossed = (select(seeds.clone()), select(seeds.clone()), any::<Index>());
+    let crossed = crossed.prop_map(|(mut bytes, other, at)| {
+        let at = at.index(bytes.len().min(other.len()) + 1);
+        bytes.truncate(at);
+        bytes.extend(other.iter().skip(at));
+        bytes
+    });
     let edits = vec((any::<Index>(), any::<u8>(), 0u8..3), 0..4);
     let damaged = (select(seeds), edits).prop_map(|(mut bytes, edits)| {
         for (at, byte, kind) in edits {
@@ -40,7 +48,7 @@ pub(crate) fn bytes(seeds: Vec<Vec<u8>>) -> impl Strategy<Value = Vec<u8>> {
         }
         bytes
     });
-    prop_oneof![3 => damaged, 1 => vec(any::<u8>(), 0..2048)]
+    prop_oneof![3 => damaged, 1 => crossed, 1 => vec(any::<u8>(), 0..2048)]
 }
 
 /// The value that the fuzzer would make of these bytes.

@@ -1,10 +1,11 @@
 //! Any bytes as a configuration: refused with a reason, or what its JSON says.
 
 use eldr_filter::config::Config;
+use eldr_filter::load::LoadUnit;
 use eldr_filter::plugin::Plugin;
 use serde_json::Value;
 
-/// Decode clusters are names or objects with one.
+/// Decode workers are names or objects with one.
 fn names(value: &Value) -> Vec<&str> {
     let list = value.as_array().expect("a list").iter();
     list.map(|entry| {
@@ -21,7 +22,11 @@ pub fn check(json: &[u8]) {
     match Config::parse(json) {
         Ok(config) => {
             let value: Value = serde_json::from_slice(json).expect("accepted, so it is JSON");
-            assert_eq!(names(&value["decode_clusters"]), config.decode_clusters);
+            let workers = match value["destination"] == "endpoint" {
+                true => "decode_endpoints",
+                false => "decode_clusters",
+            };
+            assert_eq!(names(&value[workers]), config.decode_clusters);
             assert_eq!(names(&value["prefill_clusters"]), config.prefill_clusters);
             assert_eq!(config.shares.len(), config.decode_clusters.len());
             let models = value["models"].as_array().expect("a list");
@@ -29,6 +34,9 @@ pub fn check(json: &[u8]) {
             for (said, model) in models.iter().zip(&config.models) {
                 assert_eq!(said["model"], *model.name);
                 assert_eq!(said["tau"].is_number(), model.tau_is_fixed);
+                assert_eq!(said["rollout"].is_object(), model.rollout.is_some());
+                let in_tokens = model.load_unit == LoadUnit::KvTokens;
+                assert_eq!(said["load_unit"] == "kv_tokens", in_tokens);
                 assert!((0.0..=2.0).contains(&model.rule.tau));
             }
             let count = models.len();

@@ -233,6 +233,60 @@ fn request() -> impl Strategy<Value = Value> {
 }
 
 /// What [`Api::with_params`] says, the slow way.
+#[test]
+fn limits_and_sequences_are_read_where_each_api_has_them() {
+    use Api::{Chat, Completions, Generate, Responses};
+    for (api, request, limit, sequences) in [
+        (Completions, r#"{"max_tokens":7,"n":3}"#, Some(7), Some(3)),
+        (Completions, "{}", Some(16), None),
+        (Completions, r#"{"max_tokens":null}"#, None, None),
+        (Completions, r#"{"max_tokens":"7","n":-1}"#, None, None),
+        (Chat, r#"{"max_tokens":7,"n":2}"#, Some(7), Some(2)),
+        (
+            Chat,
+            r#"{"max_tokens":7,"max_completion_tokens":9}"#,
+            Some(9),
+            None,
+        ),
+        (
+            Chat,
+            r#"{"max_tokens":7,"max_completion_tokens":null}"#,
+            Some(7),
+            None,
+        ),
+        (Chat, "{}", None, None),
+        (Responses, r#"{"max_output_tokens":5,"n":2}"#, Some(5), None),
+        (Responses, r#"{"max_tokens":5}"#, None, None),
+        (
+            Generate,
+            r#"{"max_tokens":1,"sampling_params":{"max_tokens":4,"n":2}}"#,
+            Some(4),
+            Some(2),
+        ),
+        (Generate, r#"{"sampling_params":{}}"#, Some(16), None),
+        (Generate, "{}", None, None),
+    ] {
+        let object = object(request);
+        let found = (api.output_limit(&object), api.sequences(&object));
+        assert_eq!(found, (limit, sequences), "{api:?} {request}");
+    }
+}
+
+#[test]
+fn an_answer_says_how_long_its_prompt_was() {
+    for (api, answer, expected) in [
+        (Api::Chat, r#"{"usage":{"prompt_tokens":9}}"#, Some(9)),
+        (Api::Generate, r#"{"usage":{"prompt_tokens":9}}"#, Some(9)),
+        (Api::Responses, r#"{"usage":{"input_tokens":9}}"#, Some(9)),
+        (Api::Responses, r#"{"usage":{"prompt_tokens":9}}"#, None),
+        (Api::Chat, r#"{"usage":{"prompt_tokens":-9}}"#, None),
+        (Api::Chat, r#"{"usage":null}"#, None),
+        (Api::Chat, "{}", None),
+    ] {
+        assert_eq!(api.prompt_tokens(&object(answer)), expected, "{answer}");
+    }
+}
+
 fn oracle(api: Api, mut request: Value, params: &Value) -> Value {
     if api != Api::Generate {
         request[KV_PARAMS] = params.clone();

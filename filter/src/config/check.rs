@@ -189,6 +189,7 @@ impl Check {
         }
         Model {
             name: raw.model,
+            load_unit: raw.load_unit,
             rule,
             tau_is_fixed: raw.tau.is_some(),
             blob,

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::{Mode, Mooncake, OnPrefillFailure, PrefillPolicy, Protocol};
 use crate::destination;
+use crate::load::LoadUnit;
 use crate::release::Form;
 use crate::worker::DecodeCluster;
 
@@ -84,6 +85,8 @@ pub(super) struct RawModel {
     pub(super) tau: Option<f64>,
     #[serde(default)]
     pub(super) max_load_factor: Option<Value>,
+    #[serde(default)]
+    pub(super) load_unit: LoadUnit,
     pub(super) rollout: Option<RawRollout>,
 }
 

@@ -317,6 +317,27 @@ fn a_blob_may_come_over_http() {
 }
 
 #[test]
+fn loads_are_compared_in_requests_unless_a_model_wants_tokens() {
+    let mut config = minimal();
+    assert!(!parse(&config).unwrap().counts_tokens());
+    for (unit, counts) in [("requests", false), ("kv_tokens", true)] {
+        config["models"] = json!([{"model": "a"}, {"model": "*", "load_unit": unit}]);
+        let parsed = parse(&config).unwrap();
+        assert_eq!(parsed.counts_tokens(), counts, "{unit}");
+        assert_eq!(parsed.models[0].load_unit, LoadUnit::Requests);
+    }
+    config["models"][1]["load_unit"] = json!("tokens");
+    let error = parse(&config).unwrap_err().to_string();
+    for part in [
+        "models[1].load_unit",
+        "`tokens`",
+        "`requests` or `kv_tokens`",
+    ] {
+        assert!(error.contains(part), "{part} not in {error}");
+    }
+}
+
+#[test]
 fn unknown_fields_and_policies_are_named() {
     let mut config = minimal();
     config["prefil_timeout_ms"] = json!(1);

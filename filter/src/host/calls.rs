@@ -12,7 +12,7 @@ use super::stream;
 use super::vm::{self, SharedPlugin, Waiting};
 use super::{EnvoyShared, now_ms};
 use crate::headers::{DESTINATION_ENDPOINT, for_prefill};
-use crate::load::Timing;
+use crate::load::{Flight, LoadUnit, Timing};
 use crate::metrics;
 use crate::release::{MAX_UNDER_WAY, Release, TIMEOUT_MS};
 use crate::request::Answer;
@@ -21,8 +21,8 @@ use crate::request::Answer;
 pub(super) struct Call {
     /// Context id of the root that dispatched it.
     root: u32,
-    /// The cluster that it is counted for.
-    cluster: String,
+    /// Counts it to its cluster.
+    flight: Flight,
     timing: Timing,
     purpose: Purpose,
 }
@@ -64,9 +64,10 @@ pub(super) fn on_answer(token: u32, answer: &Answer) -> bool {
     let Some(call) = vm::with(|vm| vm.calls.remove(&token)) else {
         return false;
     };
+    let cluster = call.flight.cluster().to_owned();
     vm::with(|vm| {
         let (now, timing) = (now_ms(), call.timing);
-        vm.loads.end(&EnvoyShared, &call.cluster, now, timing);
+        vm.loads.end(&EnvoyShared, call.flight, now, timing);
     });
     match call.purpose {
         Purpose::Prefill(stream, waiting) => on_prefill(call.root, stream, waiting, answer),
@@ -75,7 +76,7 @@ pub(super) fn on_answer(token: u32, answer: &Answer) -> bool {
             if !matches!(answer.status(), Some(200..=299)) {
                 vm::with(|vm| vm.metrics.count(metrics::RELEASE_FAILED));
                 if release.tries > 0 {
-                    send_release(call.root, release, &plugin, Some(&call.cluster));
+                    send_release(call.root, release, &plugin, Some(&cluster));
                 }
             }
         }
@@ -111,15 +112,10 @@ fn send_prefill(root: u32, stream: u32, waiting: Waiting) {
     };
     stages::end("dispatch_prefill");
     match sent {
-        Some((token, cluster)) => start(
-            token,
-            Call {
-                root,
-                cluster,
-                timing,
-                purpose: Purpose::Prefill(stream, waiting),
-            },
-        ),
+        Some((token, cluster)) => {
+            let purpose = Purpose::Prefill(stream, waiting);
+            start(token, root, &cluster, timing, purpose);
+        }
         None => on_prefill(root, stream, waiting, &Answer::none()),
     }
 }
@@ -171,7 +167,7 @@ fn send_release(root: u32, release: Release, shared: &SharedPlugin, failed: Opti
     let cluster = vm::with(|vm| {
         let now = now_ms();
         vm.refresh(now, timing);
-        plugin.release_cluster(failed, &vm.workers(&plugin, now))
+        plugin.release_cluster(failed, &vm.workers(&plugin, LoadUnit::Requests, now))
     });
     let (envoy_cluster, endpoint) = plugin.config().destination.of(cluster);
     let (mut headers, body) = (for_prefill(&release.headers), release.body.as_bytes());
@@ -182,18 +178,9 @@ fn send_release(root: u32, release: Release, shared: &SharedPlugin, failed: Opti
                 vm.releases += 1;
                 vm.metrics.count(metrics::RELEASE_SENT);
             });
-            let cluster = cluster.to_owned();
             let tries = release.tries.saturating_sub(1);
-            let release = Release { tries, ..release };
-            start(
-                token,
-                Call {
-                    root,
-                    cluster,
-                    timing,
-                    purpose: Purpose::Release(release, shared.clone()),
-                },
-            );
+            let purpose = Purpose::Release(Release { tries, ..release }, shared.clone());
+            start(token, root, cluster, timing, purpose);
         }
         None => vm::with(|vm| vm.metrics.count(metrics::RELEASE_FAILED)),
     }
@@ -210,10 +197,16 @@ fn dispatch(
     hostcalls::dispatch_http_call(cluster, headers, Some(body), vec![], timeout).ok()
 }
 
-fn start(token: u32, call: Call) {
+/// Counts a call. It has no tokens: neither prefill legs nor releases keep KV blocks on a decode worker.
+fn start(token: u32, root: u32, cluster: &str, timing: Timing, purpose: Purpose) {
     vm::with(|vm| {
-        let (now, timing) = (now_ms(), call.timing);
-        vm.loads.start(&EnvoyShared, &call.cluster, now, timing);
+        let flight = vm.loads.start(&EnvoyShared, cluster, 0, now_ms(), timing);
+        let call = Call {
+            root,
+            flight,
+            timing,
+            purpose,
+        };
         vm.calls.insert(token, call);
     });
 }

@@ -14,9 +14,11 @@ use super::vm::{self, Vm};
 use super::{EnvoyShared, log, now_ms, now_ns};
 use crate::destination::Destination;
 use crate::health::{Sent, Verdict};
+use crate::load::Flight;
 use crate::metrics;
 use crate::plugin::{Course, ModelIndex, Plugin};
 use crate::ring::Kept;
+use crate::tokens::Known;
 
 /// What there is to decide by.
 #[derive(Clone, Copy)]
@@ -63,7 +65,7 @@ pub(super) fn suggest(
     vm::with(|vm| {
         let (draw, now) = (vm.preview(), now_ms());
         vm.refresh(now, config.timing);
-        let workers = vm.workers(plugin, now);
+        let workers = vm.workers(plugin, plugin.load_unit(model), now);
         let course = plugin.course(model, request_id, now);
         clue.decide(plugin, course, &workers, draw, vm)
     })
@@ -72,6 +74,8 @@ pub(super) fn suggest(
 /// What was chosen.
 pub(super) struct Chosen {
     pub(super) decision: Decision,
+    /// Counts the request there.
+    pub(super) flight: Flight,
     pub(super) sent: Option<Sent>,
     pub(super) policy: Policy,
     /// In shadow mode: what the model's own policy would have chosen.
@@ -84,6 +88,7 @@ pub(super) fn choose(
     model: Option<ModelIndex>,
     clue: Clue<'_>,
     request_id: &[u8],
+    tokens: Known,
 ) -> Chosen {
     let config = plugin.config();
     let (timing, cool_down) = (config.timing, config.cool_down);
@@ -98,7 +103,7 @@ pub(super) fn choose(
         let started = now_ns();
         let course = plugin.course(model, request_id, now);
         let decide = |vm: &mut Vm| {
-            let workers = vm.workers(plugin, now);
+            let workers = vm.workers(plugin, plugin.load_unit(model), now);
             stages::end("workers");
             let decision = clue.decide(plugin, course, &workers, draw, vm);
             stages::end("decide");
@@ -120,7 +125,11 @@ pub(super) fn choose(
         let shadow = (plugin.rollout(model) == Some(Rollout::Shadow))
             .then(|| clue.decide(plugin, model.into(), &workers, draw, vm));
         let cluster = plugin.decode_cluster(decision.target);
-        vm.loads.start(&EnvoyShared, cluster, now, timing);
+        let tokens = match config.counts_tokens() {
+            true => vm.expected.arrives(plugin.name(model), tokens),
+            false => 0,
+        };
+        let flight = vm.loads.start(&EnvoyShared, cluster, tokens, now, timing);
         stages::end("in_flight");
         let policy = plugin.policy(course);
         count(vm, &decision, cluster);
@@ -146,6 +155,7 @@ pub(super) fn choose(
         }
         Chosen {
             decision,
+            flight,
             sent,
             policy,
             shadow,
@@ -229,7 +239,7 @@ pub(super) fn learn(plugin: &Plugin, sent: &Sent, verdict: Verdict) {
 /// chosen has failed.
 pub(super) fn settle_endpoint(
     plugin: &Plugin,
-    counted: &RefCell<Option<String>>,
+    counted: &RefCell<Option<Flight>>,
     sent: &RefCell<Option<Sent>>,
 ) {
     let config = plugin.config();
@@ -237,7 +247,7 @@ pub(super) fn settle_endpoint(
         return;
     }
     let mut counted = counted.borrow_mut();
-    let Some(chosen) = counted.as_deref() else {
+    let Some(chosen) = counted.as_ref().map(Flight::cluster) else {
         return;
     };
     let address = hostcalls::get_property(vec!["upstream", "address"]);
@@ -245,13 +255,14 @@ pub(super) fn settle_endpoint(
     let Some(served) = config.destination.other(chosen, &address) else {
         return;
     };
-    vm::with(|vm| {
-        let (now, timing) = (now_ms(), config.timing);
-        vm.loads.end(&EnvoyShared, chosen, now, timing);
-        vm.loads.start(&EnvoyShared, &served, now, timing);
-        vm.metrics.count(metrics::ENDPOINT_FALLBACK);
+    *counted = counted.take().map(|flight| {
+        vm::with(|vm| {
+            let (now, timing, tokens) = (now_ms(), config.timing, flight.tokens());
+            vm.loads.end(&EnvoyShared, flight, now, timing);
+            vm.metrics.count(metrics::ENDPOINT_FALLBACK);
+            vm.loads.start(&EnvoyShared, &served, tokens, now, timing)
+        })
     });
-    *counted = Some(served);
     if let Some(sent) = sent.borrow_mut().take() {
         learn(plugin, &sent, Verdict::Failed);
     }

@@ -11,17 +11,19 @@ use super::{now_ns, set_header};
 use crate::headers as names;
 use crate::meter::{Course, Meter, Times};
 use crate::metrics;
-use crate::request::{Head, Reply};
+use crate::plugin::Plugin;
+use crate::request::{Head, Reply, Request};
 
 /// Chooses the decode cluster, counts the request there and edits it, all while its headers are held.
 pub(super) fn route(waiting: &Waiting, clue: Clue<'_>, head: Option<&Head>) -> Result<(), Reply> {
     let plugin = waiting.plugin.borrow();
     let mut request = waiting.request.borrow_mut();
     let model = request.model();
-    let chosen = decision::choose(&plugin, model, clue, &waiting.request_id);
+    let (id, tokens) = (&waiting.request_id, request.tokens());
+    let chosen = decision::choose(&plugin, model, clue, id, tokens);
     *waiting.sent.borrow_mut() = chosen.sent;
     let cluster = plugin.decode_cluster(chosen.decision.target);
-    *waiting.counted.borrow_mut() = Some(cluster.to_owned());
+    *waiting.counted.borrow_mut() = Some(chosen.flight);
     request.routed(&chosen.decision, cluster);
     let (policy, rollout) = (chosen.policy, plugin.rollout(model));
     if rollout.is_some() {
@@ -29,9 +31,11 @@ pub(super) fn route(waiting: &Waiting, clue: Clue<'_>, head: Option<&Head>) -> R
         let shadow = shadow.map(|shadow| (plugin.decode_cluster(shadow.target), shadow.reason));
         request.went_by(policy, shadow);
     }
-    if rollout.is_some() || plugin.config().measure_streams {
+    let is_measured = rollout.is_some() || plugin.config().measure_streams;
+    if is_measured || plugin.config().counts_tokens() {
         let begun_ns = waiting.started_ms.saturating_mul(1_000_000);
-        let meter = Meter::new(Course { policy, rollout }, begun_ns);
+        let course = is_measured.then_some(Course { policy, rollout });
+        let meter = Meter::new(course, begun_ns);
         *waiting.meter.borrow_mut() = Some(meter);
     }
     set_property("eldr_decision", request.decision());
@@ -41,9 +45,18 @@ pub(super) fn route(waiting: &Waiting, clue: Clue<'_>, head: Option<&Head>) -> R
         .map_err(|status| request.internal(&format!("the request could not be edited: {status:?}")))
 }
 
-/// Adds an answer's times to what is known of its worker and policy.
-pub(super) fn record(meter: &Meter, cluster: &str) {
-    let name = |what| metrics::of_policy(meter.policy(), cluster, what);
+/// Adds an answer's length to what is known of its model, and its times to what is of its worker and policy.
+pub(super) fn record(meter: &Meter, cluster: &str, plugin: &Plugin, request: &Request) {
+    if plugin.config().counts_tokens()
+        && let Some(output) = meter.output()
+    {
+        let (model, sequences) = (plugin.name(request.model()), request.tokens().sequences);
+        vm::with(|vm| vm.expected.ends(model, output, sequences));
+    }
+    let Some(Course { policy, .. }) = meter.course() else {
+        return;
+    };
+    let name = |what| metrics::of_policy(*policy, cluster, what);
     vm::with(|vm| match meter.times(now_ns()) {
         Times::NothingPassed => {}
         Times::Spoiled => vm.metrics.count(&name("not_counted")),

@@ -12,7 +12,7 @@ use crate::handover;
 use crate::headers::{self as names, Header, is_private};
 use crate::metrics;
 use crate::plugin::Plugin;
-use crate::request::{Answer, MAX_ANSWER_BYTES, Relayed, Reply, is_readable};
+use crate::request::{Answer, MAX_ANSWER_BYTES, Relayed, Reply, is_readable, prompt_tokens};
 use crate::ring::{self, Begun, Clock, Kept, Taken, Ticket};
 
 /// A prefill leg on its way.
@@ -40,10 +40,10 @@ impl PrefillLeg {
             };
             let leg = request.leg();
             let cluster = plugin.choose_prefill(leg, |name| vm.loads.in_flight(name), turn);
-            vm.loads.start(&EnvoyShared, cluster, now, timing);
+            let flight = vm.loads.start(&EnvoyShared, cluster, 0, now, timing);
+            *waiting.counted.borrow_mut() = Some(flight);
             cluster.to_owned()
         });
-        *waiting.counted.borrow_mut() = Some(cluster.clone());
         let token = vm::with(|vm| vm.entropy()) ^ u64::from(stream);
         let begun = request
             .id()
@@ -102,7 +102,7 @@ impl PrefillLeg {
         if self.holds {
             return Action::Pause;
         }
-        self.keep(signature.as_deref());
+        self.keep(signature.as_deref(), None);
         Action::Continue
     }
 
@@ -122,14 +122,18 @@ impl PrefillLeg {
             let bytes = hostcalls::get_buffer(BufferType::HttpResponseBody, 0, size);
             bytes.ok().flatten()
         };
-        let said = body.and_then(|body| handover::read(&Object::parse(&body).ok()?));
-        let signature = {
-            let model = self.waiting.request.borrow().model();
+        let object = body.as_ref().and_then(|body| Object::parse(body).ok());
+        let said = object.as_ref().and_then(handover::read);
+        let (signature, usage) = {
+            let request = self.waiting.request.borrow();
             let plugin = self.waiting.plugin.borrow();
             let eldr_sig = said.and_then(|said| said.eldr_sig);
-            eldr_sig.and_then(|raw| plugin.header_from_eldr_sig(model, &raw))
+            let signature =
+                eldr_sig.and_then(|raw| plugin.header_from_eldr_sig(request.model(), &raw));
+            let usage = object.and_then(|object| request.prompt_tokens_of(&object));
+            (signature, usage)
         };
-        self.keep(signature.as_deref());
+        self.keep(signature.as_deref(), usage);
         Action::Continue
     }
 
@@ -141,15 +145,17 @@ impl PrefillLeg {
         }
     }
 
-    /// Keeps what the signature says and tells the coordinator which decode cluster it suggests.
-    fn keep(&mut self, signature: Option<&[u8]>) {
+    /// Keeps what the signature says, and how long the prompt is by it or by the answer's `usage`, and tells the
+    /// coordinator which decode cluster it suggests.
+    fn keep(&mut self, signature: Option<&[u8]>, usage: Option<u64>) {
         let plugin = self.waiting.plugin.borrow();
         let model = self.waiting.request.borrow().model();
         if plugin.config().log_signatures {
             stream::log_signature(signature);
         }
-        let kept =
-            signature.and_then(|header| vm::with(|vm| plugin.keep(model, header, &mut vm.scratch)));
+        let counts = plugin.config().counts_tokens();
+        let tokens = counts.then(|| prompt_tokens(signature, || usage)).flatten();
+        let kept = vm::with(|vm| plugin.keep(model, signature, tokens, &mut vm.scratch));
         if let Some(kept) = &kept
             && let Some(ticket) = self.ticket.take()
             && !ring::put(&EnvoyShared, &ticket, kept, clock(&plugin))
@@ -178,7 +184,7 @@ pub(super) fn send_decode(waiting: &Waiting, decode: Relayed) -> Result<(), Repl
         return Ok(());
     };
     // Taken in any case: the place is free for another request with the same id.
-    let kept = fetches.then(|| take(waiting)).flatten();
+    let kept = if fetches { take(waiting) } else { None };
     let clue = match (&signature, &kept) {
         (Some(header), _) => Clue::Header(Some(header)),
         (None, Some(kept)) => Clue::Kept(kept),
@@ -189,8 +195,12 @@ pub(super) fn send_decode(waiting: &Waiting, decode: Relayed) -> Result<(), Repl
 
 /// What the prefill answer of this request said, if it is known and can be used.
 fn take(waiting: &Waiting) -> Option<Kept> {
-    let (plugin, request) = (waiting.plugin.borrow(), waiting.request.borrow());
+    let (plugin, mut request) = (waiting.plugin.borrow(), waiting.request.borrow_mut());
     let taken = ring::take(&EnvoyShared, request.id()?, clock(&plugin));
+    if let Taken::Kept(kept) = &taken {
+        // Of whatever centroids: a prompt is as long by any.
+        request.prompt_has(kept.prompt_tokens);
+    }
     let (kept, counter) = match taken {
         Taken::Kept(kept) if plugin.is_current(request.model(), &kept) => {
             (Some(kept), metrics::RELAY_FOUND)

@@ -142,6 +142,12 @@ impl RootContext for Root {
                     vm.metrics
                         .set(&metrics::in_flight(cluster), u64::from(in_flight));
                 }
+                if config.counts_tokens() {
+                    for cluster in &config.decode_clusters {
+                        let tokens = vm.loads.tokens(cluster);
+                        vm.metrics.set(&metrics::kv_tokens(cluster), tokens);
+                    }
+                }
                 if let Some(slot) = vm.loads.slot() {
                     let bytes = core::arch::wasm32::memory_size::<0>() as u64 * PAGE_BYTES;
                     vm.metrics.set(&metrics::vm_memory(slot), bytes);

@@ -19,6 +19,7 @@ use super::{EnvoyShared, decision, headers, log, now_ms, now_ns, remove_header, 
 use crate::config::{Mode, Protocol};
 use crate::headers::{self as names, is_private, is_steering};
 use crate::health::{Sent, Verdict};
+use crate::load::Flight;
 use crate::meter::Meter;
 use crate::metrics;
 use crate::release::reached_worker;
@@ -28,9 +29,9 @@ pub(super) struct Stream {
     id: u32,
     plugin: Option<SharedPlugin>,
     request: SharedRequest,
-    /// The decode cluster that this stream is counted for.
-    counted: Rc<RefCell<Option<String>>>,
-    /// Until there is a verdict on that cluster.
+    /// Where this stream is counted.
+    counted: Rc<RefCell<Option<Flight>>>,
+    /// Until there is a verdict on its cluster.
     sent: Rc<RefCell<Option<Sent>>>,
     content_length: Option<usize>,
     request_id: Rc<[u8]>,
@@ -148,15 +149,21 @@ impl Stream {
         let timing = plugin.borrow().config().timing;
         let outcome = self.request.borrow().outcome();
         let counted = self.counted.borrow_mut().take();
-        if let (Some(meter), Some(cluster)) = (self.meter.borrow_mut().take(), &counted) {
-            record(&meter, cluster);
+        if let (Some(meter), Some(flight)) = (self.meter.borrow_mut().take(), &counted) {
+            record(
+                &meter,
+                flight.cluster(),
+                &plugin.borrow(),
+                &self.request.borrow(),
+            );
         }
-        let failed = counted.clone().unwrap_or_default();
+        let failed = counted.as_ref().map(|flight| flight.cluster().to_owned());
+        let failed = failed.unwrap_or_default();
         vm::with(|vm| {
             vm.waiting.remove(&self.id);
             vm.starving.remove(&self.id);
-            if let Some(cluster) = counted {
-                vm.loads.end(&EnvoyShared, &cluster, now_ms(), timing);
+            if let Some(flight) = counted {
+                vm.loads.end(&EnvoyShared, flight, now_ms(), timing);
             }
             if let Some(outcome) = outcome {
                 vm.metrics.count(&metrics::outcome(outcome));

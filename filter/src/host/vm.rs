@@ -13,11 +13,12 @@ use super::calls::{Call, Errand};
 use super::metrics::Metrics;
 use super::{EnvoyShared, log, now_ms, now_ns};
 use crate::health::{Health, Sent};
-use crate::load::{Loads, Timing};
+use crate::load::{Flight, LoadUnit, Loads, Timing};
 use crate::meter::Meter;
 use crate::plugin::{Now, Plugin};
 use crate::reports::Reports;
 use crate::request::Request;
+use crate::tokens::Expected;
 
 /// A plugin, which its root replaces blobs in, and the streams that use it.
 pub(super) type SharedPlugin = Rc<RefCell<Plugin>>;
@@ -32,8 +33,8 @@ pub(super) struct Waiting {
     pub(super) started_ms: u64,
     /// Length of the body the client sent; `None` where it did not say so in a header.
     pub(super) content_length: Option<usize>,
-    /// The decode cluster that this stream is counted for, once chosen.
-    pub(super) counted: Rc<RefCell<Option<String>>>,
+    /// Where this stream is counted, once its cluster is chosen.
+    pub(super) counted: Rc<RefCell<Option<Flight>>>,
     /// The same until there is a verdict on how that cluster does.
     pub(super) sent: Rc<RefCell<Option<Sent>>>,
     pub(super) request_id: Rc<[u8]>,
@@ -53,6 +54,7 @@ pub(super) struct Vm {
     pub(super) loads: Loads,
     pub(super) health: Health,
     pub(super) reports: Reports,
+    pub(super) expected: Expected,
     pub(super) metrics: Metrics,
     pub(super) scratch: Scratch,
     /// Streams that wait, by context id.
@@ -88,15 +90,15 @@ impl Vm {
         self.health.refresh(&EnvoyShared, now_ms, timing.refresh_ms);
     }
 
-    /// The decode clusters as a decision sees them now.
-    pub(super) fn workers(&self, plugin: &Plugin, now_ms: u64) -> Vec<Worker> {
+    /// The decode clusters as a decision sees them now, their loads in this unit.
+    pub(super) fn workers(&self, plugin: &Plugin, unit: LoadUnit, now_ms: u64) -> Vec<Worker> {
         let config = plugin.config();
         plugin.workers(|cluster| {
             let report = self.reports.of(cluster, now_ms, config.reporting.stale_ms);
             let elsewhere = report.map_or(0, |report| report.elsewhere);
             let usage = report.and_then(|report| report.kv_usage);
             Now {
-                load: f64::from(self.loads.in_flight(cluster).saturating_add(elsewhere)),
+                load: self.loads.of(unit, cluster, elsewhere, &self.expected),
                 is_available: self.health.is_available(cluster, now_ms, config.cool_down),
                 is_full: usage.is_some_and(|usage| usage > config.kv_usage_limit),
             }

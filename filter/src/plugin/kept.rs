@@ -1,32 +1,48 @@
 //! Similarities that outlive the answer they came with: computed when prefill answers, used when decode is asked.
 
-use eldr_core::decide::{Decision, Draw, Worker};
+use eldr_core::decide::{Decision, Draw, Reason, Worker};
 use eldr_core::route::{Scratch, route_by};
 
 use super::{Course, ModelIndex, Plugin};
 use crate::ring::Kept;
 
 impl Plugin {
-    /// What is to be kept of a prefill answer with this signature header; `None` without a blob.
+    /// What is to be kept of a prefill answer with this signature header to a prompt of so many tokens, if that is to be
+    /// known; `None` where that would be nothing.
     pub fn keep(
         &self,
         model: Option<ModelIndex>,
-        signature: &[u8],
+        signature: Option<&[u8]>,
+        prompt_tokens: Option<u64>,
         scratch: &mut Scratch,
     ) -> Option<Kept> {
-        let map = self.map(model)?;
-        let found = map.similarities(signature, scratch, |_| ());
+        let found = match (self.map(model), signature) {
+            (Some(map), Some(header)) => {
+                let found = map.similarities(header, scratch, |_| ());
+                found.map(<[f32]>::to_vec)
+            }
+            _ if prompt_tokens.is_none() => return None,
+            (None, _) => Err(Reason::NoBlob),
+            (Some(_), None) => Err(Reason::NoSignature),
+        };
+        let (revision, fingerprint) = self.centroids(model);
         Some(Kept {
-            revision: map.revision,
-            fingerprint: map.fingerprint,
-            found: found.map(<[f32]>::to_vec),
+            revision,
+            fingerprint,
+            found,
+            prompt_tokens,
         })
+    }
+
+    /// Tells a model's centroids from others.
+    fn centroids(&self, model: Option<ModelIndex>) -> (u64, u64) {
+        let map = self.map(model);
+        map.map_or((0, 0), |map| (map.revision, map.fingerprint))
     }
 
     /// Whether what was kept is of the model's blob in use: it says nothing about other centroids.
     pub fn is_current(&self, model: Option<ModelIndex>, kept: &Kept) -> bool {
-        let map = self.map(model);
-        map.is_some_and(|map| (map.revision, map.fingerprint) == (kept.revision, kept.fingerprint))
+        self.centroids(model) == (kept.revision, kept.fingerprint)
     }
 
     /// Chooses the decode cluster by what was kept, if that is [current](Self::is_current).
@@ -48,7 +64,6 @@ impl Plugin {
 #[cfg(test)]
 mod tests {
     use eldr_core::blob::Blob;
-    use eldr_core::decide::Reason;
     use eldr_core::transform::Transform;
 
     use super::*;
@@ -68,6 +83,15 @@ mod tests {
         })
     }
 
+    fn keep(
+        plugin: &Plugin,
+        model: Option<ModelIndex>,
+        header: &str,
+        scratch: &mut Scratch,
+    ) -> Option<Kept> {
+        plugin.keep(model, Some(header.as_bytes()), None, scratch)
+    }
+
     #[test]
     fn what_was_kept_decides_as_the_signature_would() {
         let (plugin, mut scratch) = (plugin(), Scratch::default());
@@ -80,7 +104,7 @@ mod tests {
             ":AAAA:;l=1;e=4".into(),
             ":AAAAAA==:;l=1;e=2".into(),
         ] {
-            let kept = plugin.keep(model, header.as_bytes(), &mut scratch).unwrap();
+            let kept = keep(&plugin, model, &header, &mut scratch).unwrap();
             let now = plugin.decide(
                 model,
                 Some(header.as_bytes()),
@@ -99,7 +123,7 @@ mod tests {
         let mut plugin = plugin();
         let (model, mut scratch) = (plugin.model(Some("moe")), Scratch::default());
         let header = signature([0, 9, 0, 0]);
-        let kept = plugin.keep(model, header.as_bytes(), &mut scratch).unwrap();
+        let kept = keep(&plugin, model, &header, &mut scratch).unwrap();
         plugin.config.models[1].rule.policy = eldr_core::Policy::LeastLoaded;
         let decision = plugin.decide_by(model, &kept, &workers(), DRAW).unwrap();
         assert_eq!((decision.target.0, decision.reason), (0, Reason::Blind));
@@ -110,9 +134,9 @@ mod tests {
         let (mut plugin, mut scratch) = (plugin(), Scratch::default());
         let (moe, other) = (plugin.model(Some("moe")), plugin.model(Some("other")));
         let header = signature([0, 9, 0, 0]);
-        assert_eq!(plugin.keep(other, header.as_bytes(), &mut scratch), None);
-        assert_eq!(plugin.keep(None, header.as_bytes(), &mut scratch), None);
-        let kept = plugin.keep(moe, header.as_bytes(), &mut scratch).unwrap();
+        assert_eq!(keep(&plugin, other, &header, &mut scratch), None);
+        assert_eq!(keep(&plugin, None, &header, &mut scratch), None);
+        let kept = keep(&plugin, moe, &header, &mut scratch).unwrap();
         assert_eq!(plugin.decide_by(other, &kept, &workers(), DRAW), None);
         let mut others = blob_bytes_of(1, 0.5);
         plugin.update(other.unwrap(), 1, &others).unwrap();
@@ -120,6 +144,29 @@ mod tests {
         others = blob_bytes(2, &["decode-0", "decode-1"]);
         plugin.update(moe.unwrap(), 2, &others).unwrap();
         assert_eq!(plugin.decide_by(moe, &kept, &workers(), DRAW), None);
+    }
+
+    #[test]
+    fn the_length_of_a_prompt_is_kept_where_there_is_nothing_to_compare() {
+        let (mut plugin, mut scratch) = (plugin(), Scratch::default());
+        let (moe, other) = (plugin.model(Some("moe")), plugin.model(Some("other")));
+        let header = signature([0, 9, 0, 0]);
+        for (model, signature, found, decision) in [
+            (moe, None, Reason::NoSignature, Some(Reason::NoSignature)),
+            (other, Some(header.as_bytes()), Reason::NoBlob, None),
+            (other, None, Reason::NoBlob, None),
+        ] {
+            let kept = plugin.keep(model, signature, Some(7), &mut scratch);
+            let kept = kept.unwrap();
+            assert_eq!((kept.prompt_tokens, &kept.found), (Some(7), &Err(found)));
+            assert!(plugin.is_current(model, &kept));
+            let decided = plugin.decide_by(model, &kept, &workers(), DRAW);
+            assert_eq!(decided.map(|decided| decided.reason), decision);
+        }
+        let kept = plugin.keep(other, None, Some(7), &mut scratch).unwrap();
+        let blob = blob_bytes(1, &["decode-0", "decode-1"]);
+        plugin.update(other.unwrap(), 1, &blob).unwrap();
+        assert!(!plugin.is_current(other, &kept));
     }
 
     /// A blob of the same shape and revision whose weights differ.

@@ -10,7 +10,7 @@ use std::borrow::Cow;
 
 use eldr_core::Outcome;
 
-use super::{Head, OnBody, Request, State};
+use super::{Head, OnBody, Request, State, prompt_tokens};
 use crate::api::Api;
 use crate::body::{Edit, Object};
 use crate::config::PrefillPolicy;
@@ -68,6 +68,9 @@ impl Request {
         let eldr_sig = params.and_then(|params| params.get(ELDR_SIG));
         let from_body = || plugin.header_from_eldr_sig(self.model, eldr_sig?);
         let signature = self.carried.take().or_else(from_body);
+        if plugin.config().counts_tokens() {
+            self.tokens.prompt = prompt_tokens(signature.as_deref(), || None);
+        }
         let signed = params.filter(|params| params.has(ELDR_SIG));
         let body = signed.map(|params| {
             let params = params.edit(&[(ELDR_SIG, Edit::Remove)]);
@@ -81,6 +84,11 @@ impl Request {
             fetches: is("do_remote_prefill"),
             body,
         })
+    }
+
+    /// Tokens of the prompt, by the body of a prefill leg's answer.
+    pub fn prompt_tokens_of(&self, answer: &Object<'_>) -> Option<u64> {
+        self.api?.prompt_tokens(answer)
     }
 
     /// The head of a prefill leg's answer has come. True if there may be a signature.

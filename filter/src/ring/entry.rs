@@ -3,8 +3,8 @@
 //! ```text
 //! u64 token, u64 touched_ms, u8 tag, u8 id length - 1, id
 //!     tag 0 pending, 1 ambiguous
-//!     tag 2 similarities, 3 malformed signature, 4 geometry mismatch:
-//!         u64 revision, u64 fingerprint, u32 count, f32 × count (0 but for tag 2)
+//!     tag 2 similarities, 3 malformed signature, 4 geometry mismatch, 5 no blob, 6 no signature:
+//!         u64 prompt tokens (0: not known), u64 revision, u64 fingerprint, u32 count, f32 × count (0 but for tag 2)
 //! ```
 
 use eldr_core::decide::Reason;
@@ -54,12 +54,15 @@ pub(super) fn write(entries: &[Entry]) -> Vec<u8> {
             State::Ready(kept) => match kept.found {
                 Ok(_) => 2,
                 Err(Reason::GeometryMismatch) => 4,
+                Err(Reason::NoBlob) => 5,
+                Err(Reason::NoSignature) => 6,
                 Err(_) => 3,
             },
         });
         out.push(entry.id.len().saturating_sub(1) as u8);
         out.extend(&entry.id);
         if let State::Ready(kept) = &entry.state {
+            out.extend(kept.prompt_tokens.unwrap_or(0).to_le_bytes());
             out.extend(kept.revision.to_le_bytes());
             out.extend(kept.fingerprint.to_le_bytes());
             let similarities = kept.found.as_deref().unwrap_or_default();
@@ -83,6 +86,8 @@ impl<'a> Reader<'a> {
             2 => State::Ready(self.kept(Ok)?),
             3 => State::Ready(self.kept(|_| Err(Reason::MalformedSignature))?),
             4 => State::Ready(self.kept(|_| Err(Reason::GeometryMismatch))?),
+            5 => State::Ready(self.kept(|_| Err(Reason::NoBlob))?),
+            6 => State::Ready(self.kept(|_| Err(Reason::NoSignature))?),
             _ => return None,
         };
         Some(Entry {
@@ -94,6 +99,7 @@ impl<'a> Reader<'a> {
     }
 
     fn kept(&mut self, found: impl Fn(Vec<f32>) -> Result<Vec<f32>, Reason>) -> Option<Kept> {
+        let prompt_tokens = self.u64()?;
         let (revision, fingerprint) = (self.u64()?, self.u64()?);
         let count = usize::try_from(u32::from_le_bytes(self.array()?)).ok()?;
         let (quads, _) = self.bytes(count.checked_mul(4)?)?.as_chunks();
@@ -102,6 +108,7 @@ impl<'a> Reader<'a> {
             revision,
             fingerprint,
             found: found(similarities),
+            prompt_tokens: (prompt_tokens > 0).then_some(prompt_tokens),
         })
     }
 

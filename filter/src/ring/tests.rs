@@ -20,6 +20,7 @@ fn said(number: u64) -> Kept {
         revision: number,
         fingerprint: !number,
         found: Ok(vec![number as f32, -0.25, f32::MIN_POSITIVE]),
+        prompt_tokens: (number % 2 == 1).then_some(number),
     }
 }
 
@@ -51,7 +52,12 @@ fn what_prefill_said_is_found_once_by_the_decode_request() {
 #[test]
 fn why_there_is_no_similarity_is_kept_too() {
     let shared = Memory::default();
-    for reason in [Reason::MalformedSignature, Reason::GeometryMismatch] {
+    for reason in [
+        Reason::MalformedSignature,
+        Reason::GeometryMismatch,
+        Reason::NoBlob,
+        Reason::NoSignature,
+    ] {
         let ticket = place(&shared, "r", 1);
         let kept = Kept {
             found: Err(reason),
@@ -293,18 +299,21 @@ proptest! {
     #[test]
     fn entries_survive_their_bytes(
         entries in proptest::collection::vec(
-            (proptest::collection::vec(any::<u8>(), 1..=256), any::<u64>(), any::<u64>(), 0usize..5,
+            (proptest::collection::vec(any::<u8>(), 1..=256), any::<u64>(), any::<u64>(), 0usize..7,
              proptest::collection::vec(any::<f32>().prop_filter("equal to itself", |x| !x.is_nan()), 0..20)),
             0..9,
         ),
     ) {
         let entries: Vec<Entry> = entries.into_iter().map(|(id, token, touched_ms, kind, similarities)| {
-            let ready = |found| State::Ready(Kept { fingerprint: !token, revision: token, found });
+            let prompt_tokens = Some(touched_ms).filter(|&tokens| tokens > 0);
+            let ready = |found| State::Ready(Kept { fingerprint: !token, revision: token, found, prompt_tokens });
             let state = match kind {
                 0 => State::Pending,
                 1 => State::Ambiguous,
                 2 => ready(Err(Reason::MalformedSignature)),
                 3 => ready(Err(Reason::GeometryMismatch)),
+                4 => ready(Err(Reason::NoBlob)),
+                5 => ready(Err(Reason::NoSignature)),
                 _ => ready(Ok(similarities)),
             };
             Entry { id, token, touched_ms, state }

@@ -26,5 +26,6 @@ mod shared_load;
 mod storm;
 mod streaming;
 mod threads;
+mod tokens;
 mod trap;
 mod updates;

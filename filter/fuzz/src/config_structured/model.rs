@@ -1,0 +1,250 @@
+//! `models`: one entry, what it should be refused for, and what it should become.
+
+use arbitrary::Arbitrary;
+use eldr_filter::config;
+use eldr_filter::load::LoadUnit;
+use serde_json::{Value, json};
+
+use super::values::{Name, Number, Small, Word, visible};
+
+const POLICIES: [&str; 6] = [
+    "band",
+    "top1",
+    "least_loaded",
+    "p2c",
+    "round_robin",
+    "random",
+];
+const UNITS: [&str; 2] = ["requests", "kv_tokens"];
+
+#[derive(Arbitrary, Debug)]
+pub(super) struct Model {
+    name: Name,
+    policy: Option<Word>,
+    tau: Option<Small>,
+    factor: Option<Factor>,
+    load_unit: Option<Word>,
+    rollout: Option<Rollout>,
+    blob: Option<Option<Http>>,
+}
+
+#[derive(Arbitrary, Debug)]
+struct Http {
+    cluster: Name,
+    path: String,
+    absolute: bool,
+    interval: Option<Number>,
+    authority: Option<Name>,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Factor {
+    None,
+    Number(Small),
+    Word(String),
+}
+
+#[derive(Arbitrary, Debug)]
+struct Rollout {
+    kind: Kind,
+    control: Option<Word>,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Kind {
+    Shadow,
+    Percentage(Number),
+    Switchback {
+        slice: Option<Number>,
+        washout: Option<Number>,
+    },
+}
+
+impl Http {
+    fn path(&self) -> String {
+        let slash = if self.absolute { "/" } else { "" };
+        format!("{slash}{}", self.path)
+    }
+
+    fn interval(&self) -> Option<u64> {
+        self.interval.map(|interval| interval.of(200, 3_600_000))
+    }
+
+    fn json(&self) -> Value {
+        let mut source = json!({ "cluster": self.cluster.get(), "path": self.path() });
+        if let Some(interval) = self.interval() {
+            source["interval_ms"] = interval.into();
+        }
+        if let Some(authority) = &self.authority {
+            source["authority"] = authority.get().into();
+        }
+        json!({ "http": source })
+    }
+
+    fn mistakes(&self, wrong: &mut impl FnMut(&str)) {
+        let mut check = |field: &str, good: bool| {
+            if !good {
+                wrong(&format!("blob.http.{field}"));
+            }
+        };
+        check("cluster", visible(&self.cluster.get()));
+        let authority = self.authority.as_ref().unwrap_or(&self.cluster);
+        check("authority", visible(&authority.get()));
+        let path = self.path();
+        check("path", path.starts_with('/') && visible(&path));
+        let interval = self.interval();
+        let in_range = interval.is_none_or(|ms| (200..=3_600_000).contains(&ms));
+        check("interval_ms", in_range);
+    }
+}
+
+impl Rollout {
+    fn control(&self) -> &'static str {
+        self.control
+            .map_or("least_loaded", |word| word.of(&POLICIES))
+    }
+
+    /// Slice and wash-out.
+    fn switchback(slice: Option<Number>, washout: Option<Number>) -> (u64, u64) {
+        let slice = slice.map_or(600_000, |slice| slice.of(100, 86_400_000));
+        let most = slice.saturating_sub(1);
+        (slice, washout.map_or(60_000, |ms| ms.of(0, most)))
+    }
+
+    fn json(&self) -> Value {
+        let mut value = match &self.kind {
+            Kind::Shadow => json!({ "kind": "shadow" }),
+            Kind::Percentage(percent) => {
+                json!({ "kind": "percentage", "percent": percent.of(0, 100) })
+            }
+            Kind::Switchback { slice, washout } => {
+                let (slice_ms, washout_ms) = Self::switchback(*slice, *washout);
+                let mut value = json!({ "kind": "switchback" });
+                if slice.is_some() {
+                    value["slice_ms"] = slice_ms.into();
+                }
+                if washout.is_some() {
+                    value["washout_ms"] = washout_ms.into();
+                }
+                value
+            }
+        };
+        if self.control.is_some() {
+            value["control"] = self.control().into();
+        }
+        value
+    }
+
+    fn mistakes(&self, policy: &str, wrong: &mut impl FnMut(&str)) {
+        match self.kind {
+            Kind::Shadow => {}
+            Kind::Percentage(percent) => {
+                if percent.of(0, 100) > 100 {
+                    wrong("rollout.percent");
+                }
+            }
+            Kind::Switchback { slice, washout } => {
+                let (slice, washout) = Self::switchback(slice, washout);
+                if !(100..=86_400_000).contains(&slice) {
+                    wrong("rollout.slice_ms");
+                }
+                if washout > slice.saturating_sub(1) {
+                    wrong("rollout.washout_ms");
+                }
+            }
+        }
+        if self.control() == policy {
+            wrong("rollout.control");
+        }
+    }
+}
+
+impl Model {
+    pub(super) fn name(&self) -> String {
+        self.name.get()
+    }
+
+    fn policy(&self) -> &'static str {
+        self.policy.map_or("band", |word| word.of(&POLICIES))
+    }
+
+    fn load_unit(&self) -> &'static str {
+        self.load_unit.map_or("requests", |word| word.of(&UNITS))
+    }
+
+    /// Whether the parser refuses it.
+    pub(super) fn is_unreadable(&self) -> bool {
+        let control = self.rollout.as_ref().and_then(|rollout| rollout.control);
+        let words = [self.policy, self.load_unit, control];
+        words.into_iter().flatten().any(Word::is_wrong)
+    }
+
+    pub(super) fn json(&self) -> Value {
+        let mut value = json!({ "model": self.name() });
+        if self.policy.is_some() {
+            value["policy"] = self.policy().into();
+        }
+        if self.load_unit.is_some() {
+            value["load_unit"] = self.load_unit().into();
+        }
+        if let Some(tau) = self.tau {
+            value["tau"] = tau.get().into();
+        }
+        match &self.factor {
+            Some(Factor::None) => value["max_load_factor"] = "none".into(),
+            Some(Factor::Number(number)) => value["max_load_factor"] = number.get().into(),
+            Some(Factor::Word(word)) => value["max_load_factor"] = word.as_str().into(),
+            None => {}
+        }
+        if let Some(rollout) = &self.rollout {
+            value["rollout"] = rollout.json();
+        }
+        match &self.blob {
+            None => {}
+            Some(None) => value["blob"] = json!({}),
+            Some(Some(http)) => value["blob"] = http.json(),
+        }
+        value
+    }
+
+    /// Fields of it with a value that is not allowed.
+    pub(super) fn mistakes(&self, mut wrong: impl FnMut(&str)) {
+        let tau = self.tau.map(Small::get);
+        if tau.is_some_and(|tau| !(0.0..=2.0).contains(&tau)) {
+            wrong("tau");
+        }
+        let factor = match &self.factor {
+            Some(Factor::Number(number)) => (1.0..=100.0).contains(&number.get()),
+            Some(Factor::Word(word)) => word == "none",
+            _ => true,
+        };
+        if !factor {
+            wrong("max_load_factor");
+        }
+        if let Some(rollout) = &self.rollout {
+            rollout.mistakes(self.policy(), &mut wrong);
+        }
+        match &self.blob {
+            None => {}
+            Some(None) => wrong("blob"),
+            Some(Some(http)) => http.mistakes(&mut wrong),
+        }
+    }
+
+    /// What was accepted is what was said.
+    pub(super) fn became(&self, model: &config::Model) {
+        assert_eq!(model.name, self.name());
+        assert_eq!(model.rule.policy.name(), self.policy());
+        assert_eq!(model.rule.tau, self.tau.map_or(0.1, |tau| tau.get() as f32));
+        let unit = match model.load_unit {
+            LoadUnit::Requests => "requests",
+            LoadUnit::KvTokens => "kv_tokens",
+        };
+        assert_eq!(unit, self.load_unit());
+        match (&model.rollout, &self.rollout) {
+            (None, None) => {}
+            (Some((_, control)), Some(said)) => assert_eq!(control.name(), said.control()),
+            _ => panic!("{:?} of {self:?}", model.rollout),
+        }
+    }
+}
