@@ -39,11 +39,22 @@ impl<'a> Vectors<'a> {
     }
 
     /// Cosine distance of every vector to every centroid, row-major `[vector][centroid]`.
+    pub fn distances(&self, centroids: Vectors<'_>) -> Vec<f32> {
+        let mut distances = vec![0.0; self.len() * centroids.len()];
+        let all: Vec<usize> = (0..centroids.len()).collect();
+        self.update_distances(&mut distances, centroids.values, &all);
+        distances
+    }
+
+    /// Writes the `distances` to those of the `centroids` that are `moved`.
     ///
     /// Additions have one fixed order: a fit has the same bytes on all processors, however many threads.
-    pub fn distances(&self, centroids: Vectors<'_>) -> Vec<f32> {
+    fn update_distances(&self, distances: &mut [f32], centroids: &[f32], moved: &[usize]) {
+        let centroids = Vectors {
+            values: centroids,
+            ..*self
+        };
         let clusters = centroids.len();
-        let mut distances = vec![0.0; self.len() * clusters];
         let pairs = distances.par_chunks_mut(2 * clusters);
         pairs.enumerate().for_each(|(pair, out)| {
             let (first, second) = out.split_at_mut(clusters);
@@ -54,27 +65,22 @@ impl<'a> Vectors<'a> {
             } else {
                 self.row(2 * pair + 1)
             };
-            let mut cluster = 0;
-            while cluster < clusters {
-                let [to_a, to_b] = if cluster + 4 <= clusters {
-                    dots(
-                        [a, b],
-                        [0, 1, 2, 3].map(|next| centroids.row(cluster + next)),
-                    )
-                    .map(Vec::from)
-                } else {
-                    dots([a, b], [centroids.row(cluster)]).map(Vec::from)
-                };
-                for (next, (a, b)) in to_a.iter().zip(&to_b).enumerate() {
-                    first[cluster + next] = 1.0 - a;
-                    if let Some(second) = second.get_mut(cluster + next) {
-                        *second = 1.0 - b;
-                    }
+            let mut set = |cluster: usize, [to_a, to_b]: [f32; 2]| {
+                first[cluster] = 1.0 - to_a;
+                if let Some(second) = second.get_mut(cluster) {
+                    *second = 1.0 - to_b;
                 }
-                cluster += to_a.len();
+            };
+            let (fours, rest) = moved.as_chunks::<4>();
+            for &four in fours {
+                let [to_a, to_b] = dots([a, b], four.map(|cluster| centroids.row(cluster)));
+                (0..4).for_each(|at| set(four[at], [to_a[at], to_b[at]]));
+            }
+            for &cluster in rest {
+                let [[to_a], [to_b]] = dots([a, b], [centroids.row(cluster)]);
+                set(cluster, [to_a, to_b]);
             }
         });
-        distances
     }
 }
 
@@ -205,53 +211,96 @@ pub fn balanced(
         converged: false,
         total_distance: 0.0,
     };
+    let mut sums = Sums::new(clusters, dimension);
     let mut prices = vec![0; clusters];
+    let mut costs = vec![0.0; vectors.len() * clusters];
+    let mut moved: Vec<usize> = (0..clusters).collect();
     while result.rounds < ROUNDS_MAX && !result.converged {
-        let costs = vectors.distances(Vectors {
-            dimension,
-            values: &result.centroids,
-        });
-        result.assignment = assign(&costs, capacity, &mut prices);
-        let rows = costs.chunks_exact(clusters).zip(&result.assignment);
+        vectors.update_distances(&mut costs, &result.centroids, &moved);
+        let assignment = assign(&costs, capacity, &mut prices);
+        let rows = costs.chunks_exact(clusters).zip(&assignment);
         result.total_distance = rows.map(|(row, &cluster)| f64::from(row[cluster])).sum();
         on_round(Round {
             index: result.rounds,
-            assignment: &result.assignment,
+            assignment: &assignment,
             total_distance: result.total_distance,
         });
-        let moved = means(vectors, &result.assignment, &result.centroids);
-        let still = |(new, old): (&f32, &f32)| (new - old).abs() <= 1e-8 + 1e-5 * old.abs();
-        result.converged = moved.iter().zip(&result.centroids).all(still);
-        result.centroids = moved;
+        moved = sums.follow(vectors, &result.assignment, &assignment);
+        result.assignment = assignment;
+        result.converged = true;
+        for &cluster in &moved {
+            let centroid = &mut result.centroids[cluster * dimension..][..dimension];
+            for (old, new) in centroid.iter_mut().zip(sums.direction(cluster)) {
+                result.converged &= (new - *old).abs() <= 1e-8 + 1e-5 * old.abs();
+                *old = new;
+            }
+        }
         result.rounds += 1;
     }
     result
 }
 
-/// The direction of each cluster's mean, or its `old` centroid where it has none.
-fn means(vectors: Vectors<'_>, assignment: &[usize], old: &[f32]) -> Vec<f32> {
-    let dimension = vectors.dimension;
-    let mut sums = vec![0.0f64; old.len()];
-    for (index, &cluster) in assignment.iter().enumerate() {
-        let sum = &mut sums[cluster * dimension..][..dimension];
-        sum.iter_mut()
-            .zip(vectors.row(index))
-            .for_each(|(sum, &v)| *sum += f64::from(v));
+/// Sum of each cluster's members. From round to round few vectors move, so the sums follow them instead of beginning anew.
+struct Sums {
+    sums: Vec<f64>,
+    members: Vec<usize>,
+    dimension: usize,
+}
+
+impl Sums {
+    fn new(clusters: usize, dimension: usize) -> Self {
+        Sums {
+            sums: vec![0.0; clusters * dimension],
+            members: vec![0; clusters],
+            dimension,
+        }
     }
-    sums.chunks_exact(dimension)
-        .zip(old.chunks_exact(dimension))
-        .flat_map(|(sum, old)| {
-            let norm = sum.iter().map(|v| v * v).sum::<f64>().sqrt();
-            let unit = move |(sum, old): (&f64, &f32)| {
-                if norm > 0.0 {
-                    (sum / norm) as f32
-                } else {
-                    *old
-                }
-            };
-            sum.iter().zip(old).map(unit)
-        })
-        .collect()
+
+    /// Takes the vectors from where they were (nowhere, where `before` ends) to where they are; returns the clusters of which
+    /// the members changed, ascending, less those whose mean has no direction: they have none left, or cancel out.
+    fn follow(&mut self, vectors: Vectors<'_>, before: &[usize], now: &[usize]) -> Vec<usize> {
+        let mut changed = vec![false; self.members.len()];
+        for (index, &to) in now.iter().enumerate() {
+            let from = before.get(index).copied();
+            if from == Some(to) {
+                continue;
+            }
+            let row = vectors.row(index);
+            if let Some(from) = from {
+                self.members[from] -= 1;
+                changed[from] = true;
+                let sum = self.sum(from);
+                sum.iter_mut()
+                    .zip(row)
+                    .for_each(|(sum, &v)| *sum -= f64::from(v));
+            }
+            self.members[to] += 1;
+            changed[to] = true;
+            let sum = self.sum(to);
+            sum.iter_mut()
+                .zip(row)
+                .for_each(|(sum, &v)| *sum += f64::from(v));
+        }
+        (0..changed.len())
+            .filter(|&c| changed[c] && self.members[c] > 0 && self.norm(c) > 0.0)
+            .collect()
+    }
+
+    fn sum(&mut self, cluster: usize) -> &mut [f64] {
+        &mut self.sums[cluster * self.dimension..][..self.dimension]
+    }
+
+    fn norm(&self, cluster: usize) -> f64 {
+        let sum = &self.sums[cluster * self.dimension..][..self.dimension];
+        sum.iter().map(|v| v * v).sum::<f64>().sqrt()
+    }
+
+    /// The direction of a cluster's mean.
+    fn direction(&self, cluster: usize) -> impl Iterator<Item = f32> {
+        let norm = self.norm(cluster);
+        let sum = &self.sums[cluster * self.dimension..][..self.dimension];
+        sum.iter().map(move |v| (v / norm) as f32)
+    }
 }
 
 #[cfg(test)]
