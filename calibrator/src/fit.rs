@@ -135,7 +135,7 @@ pub fn fit_with(
         });
     });
 
-    let (shares, quantiles) = facts(vectors, &clustering, regions);
+    let (shares, quantiles) = shares_and_quantiles(vectors, &clustering, regions);
     let blob = Blob {
         revision: options.revision,
         model: options.model.clone(),
@@ -280,7 +280,7 @@ fn vectors(
 
 /// Per region its share of the requests, and the similarity of its own requests at [`QUANTILES`]
 /// (zeros for a region that has none).
-fn facts(
+pub(crate) fn shares_and_quantiles(
     vectors: Vectors<'_>,
     clustering: &Clustering,
     regions: usize,
@@ -307,7 +307,7 @@ fn facts(
 }
 
 /// The quantile `q` of ascending values, linear between neighbours; 0 of none.
-fn quantile(ascending: &[f64], q: f64) -> f64 {
+pub(crate) fn quantile(ascending: &[f64], q: f64) -> f64 {
     let at = q * ascending.len().saturating_sub(1) as f64;
     let below = at.floor() as usize;
     let Some(&low) = ascending.get(below) else {

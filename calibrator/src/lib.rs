@@ -15,6 +15,7 @@ pub mod npz;
 pub mod output;
 pub mod place;
 pub mod rank;
+pub mod refit;
 pub mod requests;
 pub mod serve;
 pub mod trace;

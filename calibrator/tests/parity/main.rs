@@ -3,6 +3,7 @@
 mod fit;
 mod kmeans;
 mod layers;
+mod refit;
 
 use std::path::{Path, PathBuf};
 
