@@ -7,9 +7,12 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use eldr_calibrator::fit::{Options, fit};
 use eldr_calibrator::kmeans::{Vectors, balanced};
 use eldr_calibrator::layers::{self, Profiles};
+use eldr_calibrator::refit::refit;
 use eldr_calibrator::requests::Requests;
 use eldr_calibrator::trace::Record;
+use eldr_core::blob::Blob;
 use eldr_core::signature::{Encoding, Geometry, Signature};
+use eldr_core::transform::Transform;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -111,6 +114,23 @@ fn benches(criterion: &mut Criterion) {
     });
     group.bench_function("regions", |bencher| {
         bencher.iter(|| balanced(black_box(vectors), start.clone(), |_| {}));
+    });
+    // As online: the window of a few minutes, from the centroids in use.
+    let window = Vectors {
+        values: &unit[..300 * GEOMETRY.counts()],
+        ..vectors
+    };
+    let blob = fit(&requests, &options, |_| {})
+        .expect("it can be fitted")
+        .blob;
+    let blob = Blob {
+        transform: Transform::new(GEOMETRY, (0..48).collect(), vec![1.0; GEOMETRY.counts()])
+            .expect("all layers"),
+        centroids: balanced(vectors, start.clone(), |_| {}).centroids,
+        ..blob
+    };
+    group.bench_function("refit", |bencher| {
+        bencher.iter(|| refit(&blob, black_box(window)));
     });
     group.bench_function("whole", |bencher| {
         bencher.iter(|| fit(black_box(&requests), &options, |_| {}));

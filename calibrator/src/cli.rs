@@ -7,6 +7,7 @@ mod explain;
 mod fit;
 mod inspect;
 mod place;
+mod refit;
 mod serve;
 
 use std::io::Write as _;
@@ -45,6 +46,10 @@ enum Command {
     Place(place::PlaceArgs),
     /// Shows why a request would be sent to which decode worker
     Explain(explain::ExplainArgs),
+    /// Lets the regions of a blob follow recent requests
+    Refit(refit::RefitArgs),
+    /// Brings back an older revision of a blob
+    Rollback(refit::RollbackArgs),
     /// Serves centroid blobs to gateways over HTTP and reloads them when they change
     Serve(serve::ServeArgs),
     /// Turns recordings and centroids of other formats into ours, and centroids back
@@ -65,6 +70,8 @@ pub fn run() -> ExitCode {
             Ok(()) => explain.run(),
             Err(problem) => usage(&["explain"], problem),
         },
+        Command::Refit(refit) => refit.run(),
+        Command::Rollback(rollback) => rollback.run(),
         Command::Serve(serve) => match serve.check() {
             Ok(()) => serve.run(),
             Err(problem) => usage(&["serve"], problem),

@@ -8,6 +8,7 @@ pub mod convert;
 pub mod error;
 pub mod explain;
 pub mod fit;
+pub mod history;
 pub mod inspect;
 pub mod kmeans;
 pub mod layers;
@@ -18,6 +19,7 @@ pub mod rank;
 pub mod refit;
 pub mod requests;
 pub mod serve;
+pub mod signatures;
 pub mod trace;
 
 pub use error::Error;

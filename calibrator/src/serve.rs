@@ -3,12 +3,14 @@
 //! | path | answer |
 //! |---|---|
 //! | `/v1/blob`, `/v1/blobs/NAME` | the blob's bytes with a strong `ETag`; 304 to an `If-None-Match` that has it (RFC 9110 §13.1.2) |
+//! | the blob's path and `/signatures` | with [`Online`]: POST of signature header values, one per line; 204, or 503 when there is no room |
 //! | `/healthz` | 200 while the process lives: it always has a good blob |
 //! | `/metrics` | Prometheus metrics |
 //!
 //! A file is verified before it replaces what is served, so a gateway never gets a bad blob from here.
 
 mod metrics;
+mod online;
 mod source;
 
 use std::net::SocketAddr;
@@ -17,17 +19,19 @@ use std::thread;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, watch};
 
 use crate::error::Error;
 use metrics::Metrics;
+use online::{Follower, Inbox};
+pub use online::{Online, Outcome};
 pub use source::{Change, Served, Source};
 
 /// How long a request that is under way may still take when the server is told to end.
@@ -42,6 +46,8 @@ pub struct Options {
     pub blobs: Vec<(String, Source)>,
     /// Time between two looks at a file.
     pub poll: Duration,
+    /// Whether and when to refit to samples of the traffic.
+    pub online: Option<Online>,
 }
 
 /// What there is to tell while serving.
@@ -65,13 +71,23 @@ pub enum Event<'a> {
         /// Its file, and what is served now.
         source: &'a Source,
     },
+    /// A refit was due.
+    Refit {
+        /// The blob's path.
+        path: &'a str,
+        /// What came of it.
+        outcome: Outcome,
+    },
 }
 
 /// Serves until the process is told to end (SIGTERM, SIGINT); `on_event` hears what happens.
 ///
 /// # Errors
 /// The address cannot be bound, or the system gives no sockets, threads or signals.
-pub fn run(options: Options, on_event: impl Fn(Event<'_>) + Send + 'static) -> Result<(), Error> {
+pub fn run(
+    options: Options,
+    on_event: impl Fn(Event<'_>) + Send + Sync + 'static,
+) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
@@ -81,12 +97,13 @@ pub fn run(options: Options, on_event: impl Fn(Event<'_>) + Send + 'static) -> R
 
 async fn serve(
     options: Options,
-    on_event: impl Fn(Event<'_>) + Send + 'static,
+    on_event: impl Fn(Event<'_>) + Send + Sync + 'static,
 ) -> Result<(), Error> {
     let Options {
         listen,
         blobs,
         poll,
+        online,
     } = options;
     let hint = "choose another address with --listen; port 0 takes any free one";
     let listener = TcpListener::bind(listen)
@@ -98,15 +115,36 @@ async fn serve(
     let mut interrupted = signal(SignalKind::interrupt()).map_err(told)?;
 
     let metrics = Arc::new(Metrics::new());
-    let (app, published) = app(&blobs, &metrics);
+    let paths: Vec<&str> = blobs.iter().map(|(path, _)| path.as_str()).collect();
+    let (inboxes, batches) = online::queue(&paths, &metrics);
+    let inboxes = online.map(|_| inboxes);
+    let (app, published) = app(&blobs, inboxes, &metrics);
     on_event(Event::Listening {
         address,
         blobs: &blobs,
     });
+    let on_event = Arc::new(on_event);
+    if let Some(online) = online {
+        let follower =
+            |((path, source), published): (&(String, Source), &watch::Sender<Served>)| {
+                Follower::new(
+                    path.clone(),
+                    source.path().to_owned(),
+                    published.subscribe(),
+                )
+            };
+        let followers = blobs.iter().zip(&published).map(follower).collect();
+        let (metrics, on_event) = (Arc::clone(&metrics), Arc::clone(&on_event));
+        let told = move |path: &str, outcome| on_event(Event::Refit { path, outcome });
+        thread::Builder::new()
+            .name("refit".into())
+            .spawn(move || online::follow(followers, &batches, online, &metrics, told))
+            .map_err(|error| failed("starting", &error))?;
+    }
     // Not a task: reading files blocks. The thread ends with the process.
     thread::Builder::new()
         .name("reload".into())
-        .spawn(move || watch_files(blobs, &published, &metrics, poll, on_event))
+        .spawn(move || watch_files(blobs, &published, &metrics, poll, &*on_event))
         .map_err(|error| failed("starting", &error))?;
 
     let stop = Arc::new(Notify::new());
@@ -133,7 +171,11 @@ fn failed(doing: &str, error: &std::io::Error) -> Error {
 }
 
 /// The routes, and per blob the end that replaces it.
-fn app(blobs: &[(String, Source)], metrics: &Arc<Metrics>) -> (Router, Vec<watch::Sender<Served>>) {
+fn app(
+    blobs: &[(String, Source)],
+    inboxes: Option<Vec<Inbox>>,
+    metrics: &Arc<Metrics>,
+) -> (Router, Vec<watch::Sender<Served>>) {
     let mut router = Router::new();
     let mut published = Vec::new();
     let mut paths = Vec::new();
@@ -143,6 +185,11 @@ fn app(blobs: &[(String, Source)], metrics: &Arc<Metrics>) -> (Router, Vec<watch
         router = router.route(path, get(blob).with_state(receiver));
         published.push(sender);
         paths.push(path.as_str());
+    }
+    for ((path, _), inbox) in blobs.iter().zip(inboxes.into_iter().flatten()) {
+        let limit = DefaultBodyLimit::max(online::BATCH_BYTES_MAX);
+        let route = post(online::take).with_state(inbox).layer(limit);
+        router = router.route(&format!("{path}/signatures"), route);
     }
     let not_found = format!("no such path; blobs are at: {}\n", paths.join(" "));
     let router = router

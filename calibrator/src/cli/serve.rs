@@ -10,19 +10,25 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::error::Error;
-use crate::serve::{self, Change, Event, Options, Served, Source};
+use crate::refit::Limits;
+use crate::serve::{self, Change, Event, Online, Options, Outcome, Served, Source};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   eldr serve --blob task.eldr
   eldr serve --blob chat=chat.eldr --blob code=code.eldr --listen 0.0.0.0:8089
+  eldr serve --blob task.eldr --online --if-moved 0.1
 
 GET /v1/blob, or /v1/blobs/NAME, answers with the blob and an ETag, its sha256; 304 if the request
 has it in If-None-Match. GET /healthz answers 200, GET /metrics for Prometheus.
 
 A file that changes is verified and then served; a bad one is refused with a word on stderr, and the
 one before stays. Replace it by renaming, as `eldr fit -o` does, and give each publication a higher
---revision: gateways take no other. SIGTERM or Ctrl-C ends the server.")]
+--revision: gateways take no other.
+
+With --online, gateways post samples of their signatures (`signature_sample` in the filter's
+configuration) to the blob's path and /signatures. The regions follow them, as `eldr refit` does it:
+each refit replaces the blob's file and keeps the one before beside it. SIGTERM or Ctrl-C ends the server.")]
 pub(super) struct ServeArgs {
     /// Blob to serve at /v1/blob, or at /v1/blobs/NAME; may be given several times
     #[arg(long = "blob", required = true, value_name = "[NAME=]FILE")]
@@ -33,6 +39,27 @@ pub(super) struct ServeArgs {
     /// Milliseconds between two looks at a file
     #[arg(long, default_value_t = 1000, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     poll_ms: u64,
+    /// Refit the blobs to samples that gateways post
+    #[arg(long)]
+    online: bool,
+    /// Seconds of traffic that a refit looks at
+    #[arg(long, default_value_t = 300, value_name = "S", requires = "online", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    window_s: u64,
+    /// Most requests that a refit looks at
+    #[arg(long, default_value_t = 4096, value_name = "N", requires = "online", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    window_requests: u64,
+    /// Fewest requests per region that a refit needs
+    #[arg(long, default_value_t = 20, value_name = "N", requires = "online", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    requests_per_region: u64,
+    /// Seconds between two refits of a blob, at least
+    #[arg(long, default_value_t = 60, value_name = "S", requires = "online", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    refit_every_s: u64,
+    /// Refit only if this share of the traffic has moved to other regions, 0 to 1; 0 refits whenever it is time
+    #[arg(long, default_value_t = 0.0, value_name = "SHARE", requires = "online", value_parser = super::refit::share)]
+    if_moved: f64,
+    /// Old revisions to keep beside each blob
+    #[arg(long, default_value_t = 5, value_name = "N", requires = "online")]
+    keep: usize,
     /// Print the first line as a JSON object
     #[arg(long)]
     json: bool,
@@ -96,6 +123,7 @@ impl ServeArgs {
             listen: self.listen,
             blobs: self.blobs.iter().map(open).collect::<Result<_, Error>>()?,
             poll: Duration::from_millis(self.poll_ms),
+            online: self.online.then(|| self.online()),
         };
         let json = self.json;
         serve::run(options, move |event| match event {
@@ -117,8 +145,24 @@ impl ServeArgs {
                 let _ =
                     std::io::stderr().write_all(changed(path, change, before, source).as_bytes());
             }
+            Event::Refit { path, outcome } => {
+                let _ = std::io::stderr().write_all(refit(path, &outcome).as_bytes());
+            }
         })?;
         Ok(String::new())
+    }
+
+    fn online(&self) -> Online {
+        Online {
+            limits: Limits {
+                age: self.window_s as f64,
+                requests: self.window_requests as usize,
+                requests_per_region: self.requests_per_region as usize,
+                interval: self.refit_every_s as f64,
+            },
+            if_moved: self.if_moved,
+            keep: self.keep,
+        }
     }
 }
 
@@ -156,6 +200,24 @@ fn facts(served: &Served) -> String {
     } = served;
     let bytes = bytes.len();
     format!("revision {revision}, model {model}, {regions} regions, {bytes} bytes, sha256 {sha256}")
+}
+
+/// What is said on stderr of a refit.
+fn refit(path: &str, outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Refitted(drift) => format!(
+            "refitted: {path}: to {} requests, {:.1} % of them in other regions than fitted, median similarity {:+.3}\n",
+            drift.requests,
+            100.0 * drift.moved,
+            -drift.similarity_lost,
+        ),
+        Outcome::Failed(error) => {
+            format!(
+                "refit failed: {path}: {error}; what is served stays\nhint: {}\n",
+                error.hint()
+            )
+        }
+    }
 }
 
 /// What is said on stderr of a file that changed.

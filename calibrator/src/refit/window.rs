@@ -9,8 +9,8 @@ pub struct Limits {
     pub age: f64,
     /// Most requests that are kept; the oldest make room.
     pub requests: usize,
-    /// Fewest requests to refit to.
-    pub requests_min: usize,
+    /// Fewest requests per region to refit to.
+    pub requests_per_region: usize,
     /// Time between two refits, at least.
     pub interval: f64,
 }
@@ -73,10 +73,10 @@ impl Window {
         self.values.drain(..self.dimension.min(self.values.len()));
     }
 
-    /// Whether a refit is due, which is then counted as begun.
-    pub fn due(&mut self, now: f64) -> bool {
-        let due =
-            self.next.is_some_and(|next| now >= next) && self.len() >= self.limits.requests_min;
+    /// Whether a refit of that many regions is due, which is then counted as begun.
+    pub fn due(&mut self, now: f64, regions: usize) -> bool {
+        let enough = regions.saturating_mul(self.limits.requests_per_region);
+        let due = self.next.is_some_and(|next| now >= next) && self.len() >= enough;
         if due {
             self.next = Some(now + self.limits.interval);
         }

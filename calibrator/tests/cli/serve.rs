@@ -12,7 +12,7 @@ use eldr_core::blob::Blob;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use crate::bench::{Bench, FIT, trace};
+use crate::bench::{Bench, FIT, line, trace};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -98,6 +98,16 @@ impl Server {
                 .collect(),
             body: bytes[end + 4..].to_vec(),
         }
+    }
+
+    fn post(&self, path: &str, body: &str) -> u16 {
+        let length = body.len();
+        self.request(
+            "POST",
+            path,
+            &format!("content-length: {length}\r\n\r\n{body}"),
+        )
+        .status
     }
 
     fn get(&self, path: &str) -> Answer {
@@ -443,4 +453,66 @@ fn signals_end_the_server_whatever_is_open() {
         assert_eq!(kept.read(&mut [0]).unwrap(), 1, "it answers and stays open");
         assert_eq!(server.end(signal), (Some(0), vec![]), "{signal}");
     }
+}
+
+#[test]
+fn regions_follow_the_signatures_that_gateways_post() {
+    let bench = Bench::new();
+    bench.write("t.jsonl", trace(true)).eldr(FIT).succeeded();
+    let online = "--online --window-s 1 --refit-every-s 1 --requests-per-region 2";
+    let server = Server::start(&bench, &format!("--blob b.eldr {online}"));
+    let header = |counts| {
+        let line: Value = serde_json::from_str(&line("a", counts, false)).unwrap();
+        line["prefill"].as_str().unwrap().to_owned()
+    };
+    let batch = [
+        header([2, 1, 2, 1]),
+        header([1, 4, 1, 2]),
+        header([1, 5, 1, 0]),
+        header([1, 3, 0, 2]),
+        "no signature".into(),
+        ":AQA=:;l=1;e=1".into(),
+    ]
+    .join("\n");
+    // Until the window has been full once; each batch is a moment of traffic.
+    let path = "/v1/blob/signatures";
+    let told = loop {
+        assert_eq!(server.post(path, &batch), 204);
+        match server.stderr.recv_timeout(Duration::from_millis(100)) {
+            Ok(told) => break told,
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => panic!("the server ended"),
+        }
+    };
+    assert!(told.starts_with("refitted: /v1/blob: to "), "{told}");
+    let told = server.told();
+    assert!(
+        told.starts_with("reloaded: /v1/blob: b.eldr, revision 2"),
+        "{told}"
+    );
+    let blob = Blob::from_bytes(&server.get("/v1/blob").body).unwrap();
+    assert_eq!(blob.revision, 2);
+    assert_eq!(
+        Blob::from_bytes(&bench.blob("b.eldr.r1")).unwrap().revision,
+        1
+    );
+    let metric = |name: &str| server.metric(&format!("eldr_serve_{name}{{path=\"/v1/blob\"}}"));
+    assert_eq!(metric("refits_total"), 1);
+    let (kept, refused) = (
+        metric("signatures_total"),
+        metric("signatures_refused_total"),
+    );
+    assert!(
+        kept >= 4 && kept == 2 * refused,
+        "{kept} kept, {refused} refused"
+    );
+    assert_eq!(server.get(path).status, 405, "signatures are posted");
+}
+
+#[test]
+fn without_online_nothing_takes_signatures() {
+    let bench = Bench::new();
+    bench.write("t.jsonl", trace(true)).eldr(FIT).succeeded();
+    let server = Server::start(&bench, "--blob b.eldr");
+    assert_eq!(server.post("/v1/blob/signatures", "x"), 404);
 }

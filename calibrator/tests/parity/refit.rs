@@ -147,7 +147,7 @@ fn refits_are_due_when_the_official_ones_are_and_install_the_same_centroids() {
         Limits {
             age: online.window_seconds,
             requests: usize::MAX,
-            requests_min: regions,
+            requests_per_region: 1,
             interval: online.refit_seconds,
         },
     );
@@ -160,7 +160,7 @@ fn refits_are_due_when_the_official_ones_are_and_install_the_same_centroids() {
             2e-6,
         );
         window.push(expected.t, vectors(dimension, &signatures).row(step));
-        if window.due(expected.t) {
+        if window.due(expected.t, regions) {
             started += 1;
             let fitted = balanced(
                 vectors(dimension, window.vectors()),
