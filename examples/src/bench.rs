@@ -8,3 +8,4 @@ mod router;
 pub use contender::{Contender, Kind, Site};
 pub use load::{Client, Timed, run};
 pub use process::Usage;
+pub use router::Product;

@@ -1,5 +1,5 @@
 //! An engine that answers at once, to see what a gateway costs: prefill legs with transfer params and a signature
-//! header, all else with one token. Nothing is simulated; [`mock`](crate::mock) does that.
+//! header, other requests with one token, and what routers ask a worker before they use it. Nothing is simulated; [`mock`](crate::mock) does that.
 
 use std::convert::Infallible;
 use std::io;
@@ -13,7 +13,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
-use hyper::{Request, Response};
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -22,6 +22,7 @@ use crate::gateway::decode_cluster;
 
 const PREFILLED: &str = r#"{"id":"cmpl-1","object":"text_completion","created":1,"model":"instant","choices":[{"index":0,"text":" a","finish_reason":"length"}],"usage":{"prompt_tokens":512,"completion_tokens":1,"total_tokens":513},"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2,4]],"remote_engine_id":"e1","remote_request_id":"r1","remote_host":"10.0.0.42","remote_port":5600,"tp_size":1}}"#;
 const DECODED: &str = r#"{"id":"cmpl-1","object":"text_completion","created":1,"model":"instant","choices":[{"index":0,"text":" a","finish_reason":"length"}],"usage":{"prompt_tokens":512,"completion_tokens":1,"total_tokens":513}}"#;
+const MODELS: &str = r#"{"object":"list","data":[{"id":"m","object":"model","owned_by":"vllm"}]}"#;
 /// What tells a prefill leg from the rest.
 const PREFILL_LEG: &[u8] = br#""do_remote_decode":true"#;
 
@@ -70,7 +71,11 @@ async fn answer(
     request: Request<Incoming>,
     signature: Option<HeaderValue>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
-    let body = request.into_body().collect().await;
+    let (head, body) = request.into_parts();
+    if head.method == Method::GET {
+        return Ok(probed(head.uri.path()));
+    }
+    let body = body.collect().await;
     let body = body.map(|body| body.to_bytes()).unwrap_or_default();
     let prefills = body
         .windows(PREFILL_LEG.len())
@@ -83,6 +88,20 @@ async fn answer(
         headers.insert("x-eldr-signature", signature);
     }
     Ok(response)
+}
+
+/// A worker that is well and serves the model `m`, and does not say more.
+fn probed(path: &str) -> Response<Full<Bytes>> {
+    let (status, text) = match path {
+        "/health" => (StatusCode::OK, ""),
+        "/v1/models" => (StatusCode::OK, MODELS),
+        _ => (StatusCode::NOT_FOUND, ""),
+    };
+    let mut response = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
+    *response.status_mut() = status;
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(CONTENT_TYPE, json);
+    response
 }
 
 /// The signature header of a prompt of 512 tokens with 8 experts each, spread as gates spread them: unevenly, and

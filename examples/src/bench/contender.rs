@@ -9,9 +9,9 @@ use base64::engine::general_purpose::STANDARD;
 use eldr_core::signature::{Encoding, Geometry};
 use serde_json::{Value, json};
 
+use super::Usage;
 use super::load::Client;
-use super::router::Router;
-use super::{Usage, router};
+use super::router::{Product, Router};
 use crate::envoy::Envoy;
 use crate::gateway::{Gateway, LISTENER, decode_cluster};
 use crate::instant::{self, Instant};
@@ -38,20 +38,22 @@ pub enum Kind {
     Orchestrate12,
     /// Our filter between a coordinator and its workers, twelve layers.
     Relay12,
-    /// vllm-router, both legs, round robin, no signature.
-    VllmRouter,
+    /// A router from its Python wheel, both legs, round robin, no signature.
+    Router(Product),
 }
 
 impl Kind {
     /// In the order of the table.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Envoy,
         Self::Noop,
         Self::Orchestrate12,
         Self::Orchestrate48,
         Self::Orchestrate48U16,
         Self::Relay12,
-        Self::VllmRouter,
+        Self::Router(Product::VllmRouter),
+        Self::Router(Product::Smg),
+        Self::Router(Product::SglangRouter),
     ];
 
     /// What the table calls it.
@@ -63,7 +65,7 @@ impl Kind {
             Self::Orchestrate48 => "eldr, orchestrate, signature 48×128".into(),
             Self::Orchestrate48U16 => "eldr, orchestrate, signature 48×128, enc=u16".into(),
             Self::Relay12 => "eldr, relay, signature of 12 layers (both legs by the client)".into(),
-            Self::VllmRouter => format!("vllm-router {}, both legs, no signature", router::VERSION),
+            Self::Router(product) => product.describe(),
         }
     }
 
@@ -97,7 +99,7 @@ impl Kind {
 pub struct Site {
     envoy: PathBuf,
     filter: PathBuf,
-    router: PathBuf,
+    routers: Vec<(Product, PathBuf)>,
     /// Where the module that does nothing is written to.
     dir: tempfile::TempDir,
 }
@@ -111,10 +113,14 @@ impl Site {
         let dir = tempfile::tempdir().context("cannot make a temporary directory")?;
         let noop = wat::parse_str(include_str!("noop.wat")).context("noop.wat")?;
         std::fs::write(dir.path().join("noop.wasm"), noop)?;
+        let mut routers = Vec::new();
+        for product in Product::ALL {
+            routers.push((product, product.binary()?));
+        }
         Ok(Self {
             envoy: envoy_binary()?,
             filter: wasm_module()?,
-            router: Router::binary()?,
+            routers,
             dir,
         })
     }
@@ -145,7 +151,7 @@ impl Contender {
     pub async fn start(kind: Kind, site: &Site) -> anyhow::Result<Self> {
         let geometry = Geometry::new(LAYERS.into(), EXPERTS)?;
         let signature = match kind {
-            Kind::Envoy | Kind::Noop | Kind::VllmRouter => None,
+            Kind::Envoy | Kind::Noop | Kind::Router(_) => None,
             _ => Some(instant::signature(
                 geometry,
                 kind.layers(),
@@ -158,8 +164,10 @@ impl Contender {
         }
         let addresses: Vec<_> = workers.iter().map(|worker| worker.address).collect();
         let (prefill, decode) = (addresses[0], &addresses[1..]);
-        let (address, process) = if kind == Kind::VllmRouter {
-            let router = Router::start(&site.router, prefill, decode).await?;
+        let (address, process) = if let Kind::Router(product) = kind {
+            let router = site.routers.iter().find(|(found, _)| *found == product);
+            let (_, binary) = router.context("a router that was not set up")?;
+            let router = Router::start(product, binary, prefill, decode).await?;
             (router.address, Process::Router(router))
         } else {
             let bootstrap = bootstrap(kind, site, prefill, decode)?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets};
-use eldr_examples::bench::{Contender, Kind, Site, run};
+use eldr_examples::bench::{Contender, Kind, Product, Site, run};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
@@ -18,8 +18,8 @@ const BUSY: u64 = 16;
 
 /// Compares gateways for prefill/decode serving before workers that answer at once.
 ///
-/// Envoy without a filter and with one that does nothing (one leg only), Envoy with eldr in both modes, and vllm-router
-/// from its Python wheel, each with one worker thread. Rounds alternate between them, so that a noisy machine is noisy for
+/// Envoy without a filter and with one that does nothing (one leg only), Envoy with eldr in both modes, and vllm-router,
+/// smg and sglang-router from their Python wheels, each with one worker thread. Rounds alternate between them, so that a noisy machine is noisy for
 /// all; figures are medians over the rounds. What is missing is built or fetched first.
 #[derive(Parser)]
 #[command(name = "bench-gateway", bin_name = "cargo bench-gateway --")]
@@ -158,7 +158,9 @@ fn table(rows: &[(Kind, Figures)]) -> Table {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    let router = rows.iter().find(|(kind, _)| *kind == Kind::VllmRouter);
+    let router = rows
+        .iter()
+        .find(|(kind, _)| *kind == Kind::Router(Product::VllmRouter));
     for (kind, row) in rows {
         let ratio = |of: fn(&Figures) -> f64| {
             router.map_or(String::new(), |(_, router)| {

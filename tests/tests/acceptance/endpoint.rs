@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use eldr_examples::envoy::Envoy;
 use eldr_tests::client::{Connection, get, post};
 use eldr_tests::{
-    Answer, Gateway, KV_TRANSFER_PARAMS, Options, Upstream, blob, envoy_binary, eventually,
+    Answer, Gateway, KV_TRANSFER_PARAMS, Options, Reply, Upstream, blob, envoy_binary, eventually,
     wasm_module,
 };
 use serde_json::{Value, json};
@@ -132,6 +132,116 @@ async fn a_request_counts_where_it_is_served_and_is_counted_out_there() {
         *count == (Some(0), Some(0))
     })
     .await;
+}
+
+/// A request whose client leaves while prefill works on it; then prefill answers.
+async fn late_answer(gateway: &mut Gateway) {
+    gateway.prefill.by_hand();
+    let mut connection = gateway.connect().await;
+    let exchange = tokio::select! {
+        _ = connection.send(post("/v1/completions", BODY)) => panic!("answered before prefill was"),
+        exchange = gateway.prefill.next() => exchange,
+    };
+    drop(connection);
+    gateway.expect_stat("eldr.outcome.client_gone", 1).await;
+    exchange.answer(Answer::prefill(KV_TRANSFER_PARAMS, None));
+}
+
+#[tokio::test]
+async fn blocks_that_nobody_will_fetch_are_released_by_the_least_loaded_endpoint() {
+    for (form, path) in [
+        ("eldr", "/v1/kv_transfer/release"),
+        ("decode", "/v1/completions"),
+    ] {
+        let mut workers = workers().await;
+        let addresses = workers.each_ref().map(|worker| worker.address);
+        let mut gateway = gateway(&addresses, &addresses, json!({ "release": form })).await;
+        // The first two are busy.
+        let mut held = Vec::new();
+        for (region, worker) in workers.iter_mut().take(2).enumerate() {
+            worker.by_hand();
+            gateway.prefill_says(Some(region));
+            let mut connection = gateway.connect().await;
+            let (answer, stream) =
+                tokio::join!(connection.send(post("/v1/completions", BODY)), async {
+                    worker.next().await.stream(Answer::event_stream())
+                });
+            held.push((connection, answer, stream));
+        }
+        late_answer(&mut gateway).await;
+        let received = async || workers[2].received();
+        let received = eventually("a release", received, |all| all.len() == 1).await;
+        assert_eq!(received[0].path, path);
+        let params: Value = serde_json::from_str(KV_TRANSFER_PARAMS).expect("JSON");
+        assert_eq!(received[0].json()["kv_transfer_params"], params);
+        for worker in &workers[..2] {
+            assert_eq!(worker.received().len(), 1, "its own request alone");
+        }
+        gateway.expect_stat("eldr.release_sent", 1).await;
+        gateway.expect_stat("eldr.release_failed", 0).await;
+        drop(held);
+        gateway.expect_in_flight(0).await;
+    }
+}
+
+#[tokio::test]
+async fn blocks_of_a_request_whose_endpoint_is_not_there_are_released_by_another() {
+    let workers = workers().await;
+    let addresses = workers.each_ref().map(|worker| worker.address);
+    let gateway = gateway(&addresses, &addresses, json!({ "release": "eldr" })).await;
+    workers[0].close();
+    assert_eq!(gateway.post("/v1/completions", BODY).await.status, 503);
+    let received = async || {
+        let others = workers[1..].iter();
+        others.flat_map(Upstream::received).collect::<Vec<_>>()
+    };
+    let received = eventually("a release", received, |all| all.len() == 1).await;
+    assert_eq!(received[0].path, "/v1/kv_transfer/release");
+    gateway.expect_stat("eldr.release_sent", 1).await;
+    gateway.expect_stat("eldr.release_failed", 0).await;
+    gateway.expect_in_flight(0).await;
+}
+
+/// A leg of the request `id` of a coordinator, who would like it to go elsewhere.
+async fn relayed(gateway: &Gateway, id: &str, wants: &str, elsewhere: SocketAddr) -> Reply {
+    let body = format!(r#"{{"kv_transfer_params":{{"{wants}":true}}}}"#);
+    let mut request = post("/v1/completions", body);
+    let headers = request.headers_mut();
+    headers.insert("x-request-id", id.parse().expect("a header value"));
+    let elsewhere = elsewhere.to_string().parse().expect("a header value");
+    headers.insert("x-gateway-destination-endpoint", elsewhere);
+    gateway.connect().await.call(request).await
+}
+
+#[tokio::test]
+async fn in_relay_mode_decode_goes_to_the_endpoint_that_its_prefill_answer_points_to() {
+    let workers = workers().await;
+    let addresses = workers.each_ref().map(|worker| worker.address);
+    // Envoy does not have the last.
+    let relay = json!({ "mode": "relay", "eject_ms": 0 });
+    let gateway = gateway(&addresses, &addresses[..2], relay).await;
+    for region in [1, 0, 1] {
+        gateway.prefill_says(Some(region));
+        let (id, elsewhere) = (format!("r-{region}"), addresses[1 - region]);
+        let prefill = relayed(&gateway, &id, "do_remote_decode", elsewhere).await;
+        let suggested = prefill.header("x-eldr-decode-cluster");
+        assert_eq!(suggested, addresses[region].to_string());
+        assert!(prefill.text().contains(KV_TRANSFER_PARAMS));
+        let decode = relayed(&gateway, &id, "do_remote_prefill", elsewhere).await;
+        assert_eq!(decode.text(), format!("w{region}"));
+        let decision = decode.header("x-eldr-decision");
+        assert!(decision.contains(";reason=in_band;"), "{decision}");
+    }
+    gateway.expect_stat(FALLBACK, 0).await;
+    gateway.prefill_says(Some(2));
+    relayed(&gateway, "gone", "do_remote_decode", addresses[0]).await;
+    let decode = relayed(&gateway, "gone", "do_remote_prefill", addresses[0]).await;
+    assert_eq!(decode.status, 200);
+    gateway.expect_stat(FALLBACK, 1).await;
+    assert!(workers[2].received().is_empty());
+    let outcomes = [("prefilled", 4), ("routed(in_band)", 4)];
+    gateway.expect_outcomes(&outcomes).await;
+    gateway.expect_in_flight(0).await;
 }
 
 #[tokio::test]

@@ -19,6 +19,7 @@ mod prefill;
 mod protocols;
 mod reference;
 mod relay;
+mod relay_storm;
 mod release;
 mod robustness;
 mod rollout;
