@@ -7,6 +7,7 @@ mod explain;
 mod fit;
 mod inspect;
 mod place;
+mod report;
 mod serve;
 
 use std::io::Write as _;
@@ -45,6 +46,8 @@ enum Command {
     Place(place::PlaceArgs),
     /// Shows why a request would be sent to which decode worker
     Explain(explain::ExplainArgs),
+    /// Writes an HTML page about a centroid blob, and about a trace as the blob sees it
+    Report(report::ReportArgs),
     /// Serves centroid blobs to gateways over HTTP and reloads them when they change
     Serve(serve::ServeArgs),
     /// Turns recordings and centroids of other formats into ours, and centroids back
@@ -65,6 +68,7 @@ pub fn run() -> ExitCode {
             Ok(()) => explain.run(),
             Err(problem) => usage(&["explain"], problem),
         },
+        Command::Report(report) => report.run(),
         Command::Serve(serve) => match serve.check() {
             Ok(()) => serve.run(),
             Err(problem) => usage(&["serve"], problem),

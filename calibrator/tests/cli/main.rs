@@ -5,4 +5,5 @@ mod commands;
 mod convert;
 mod errors;
 mod place;
+mod report;
 mod serve;
