@@ -20,6 +20,7 @@ mod protocols;
 mod reference;
 mod relay;
 mod release;
+mod report;
 mod robustness;
 mod rollout;
 mod shared_load;
