@@ -40,7 +40,9 @@ impl Report<'_> {
                     percent(found[index]),
                     format!("{before:.3}"),
                     median.map_or("none".into(), |median| format!("{median:.3}")),
-                    median.map_or("none".into(), |median| format!("{:+.3}", median - before)),
+                    median.map_or("none".into(), |median| {
+                        format!("{:+.3}", rounded(median - before))
+                    }),
                 ]
             })
             .collect();
@@ -105,4 +107,9 @@ impl Report<'_> {
         ));
         Ok(())
     }
+}
+
+/// To three digits, and never -0.
+fn rounded(value: f64) -> f64 {
+    (1000.0 * value).round() / 1000.0 + 0.0
 }
