@@ -8,6 +8,7 @@ mod fit;
 mod inspect;
 mod place;
 mod refit;
+mod report;
 mod serve;
 
 use std::io::Write as _;
@@ -50,6 +51,8 @@ enum Command {
     Refit(refit::RefitArgs),
     /// Brings back an older revision of a blob
     Rollback(refit::RollbackArgs),
+    /// Writes an HTML page about a centroid blob, and about a trace as the blob sees it
+    Report(report::ReportArgs),
     /// Serves centroid blobs to gateways over HTTP and reloads them when they change
     Serve(serve::ServeArgs),
     /// Turns recordings and centroids of other formats into ours, and centroids back
@@ -72,6 +75,7 @@ pub fn run() -> ExitCode {
         },
         Command::Refit(refit) => refit.run(),
         Command::Rollback(rollback) => rollback.run(),
+        Command::Report(report) => report.run(),
         Command::Serve(serve) => match serve.check() {
             Ok(()) => serve.run(),
             Err(problem) => usage(&["serve"], problem),

@@ -17,6 +17,7 @@ pub mod output;
 pub mod place;
 pub mod rank;
 pub mod refit;
+pub mod report;
 pub mod requests;
 pub mod serve;
 pub mod signatures;

@@ -1,11 +1,12 @@
 //! `eldr place`.
 
+mod text;
+
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use eldr_core::blob::Blob;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -15,10 +16,7 @@ use crate::error::Error;
 use crate::output::OutputFile;
 use crate::place::formats::{Format, Map};
 use crate::place::usage::Counts;
-use crate::place::{Cost, Devices, Objective, Plan, Traffic, Usage};
-
-/// Fewer requests than this per cluster say little about its experts.
-const REQUESTS_FEW: usize = 30;
+use crate::place::{Cost, Devices, Objective, Plan, Traffic};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
@@ -167,7 +165,7 @@ impl PlaceArgs {
             devices,
         };
         let files = self.write(&traffic, &plans, basis)?;
-        notes(&traffic);
+        text::notes(&traffic);
         if self.json {
             let clusters = traffic.clusters.iter().zip(&plans);
             return Ok(super::to_json(&Report {
@@ -186,7 +184,7 @@ impl PlaceArgs {
                 files,
             }));
         }
-        Ok(text(&traffic, &plans, devices, cost, &files))
+        Ok(text::text(&traffic, &plans, devices, cost, &files))
     }
 
     fn read(&self, blob: &Blob) -> Result<Traffic, Error> {
@@ -302,103 +300,4 @@ fn write_file(path: &Path, text: &str) -> Result<String, Error> {
                 hint,
             )
         })
-}
-
-/// What a person should know before using the placements.
-fn notes(traffic: &Traffic) {
-    let Traffic {
-        requests, counted, ..
-    } = *traffic;
-    match traffic.counts {
-        Counts::Prefill => eprintln!(
-            "note: placed by `prefill` counts, as fewer than half of the {requests} requests have `decode` counts"
-        ),
-        Counts::Decode if counted < requests => {
-            eprintln!(
-                "note: {} of {requests} requests have no `decode` counts and are left out",
-                requests - counted
-            );
-        }
-        Counts::Decode => {}
-    }
-    if traffic.layers.len() < traffic.geometry.layers {
-        eprintln!(
-            "note: the trace has counts of {} of {} layers; the others stay contiguous",
-            traffic.layers.len(),
-            traffic.geometry.layers
-        );
-    }
-    let few = |usage: &&Usage| usage.requests < REQUESTS_FEW;
-    for Usage {
-        cluster, requests, ..
-    } in traffic.clusters.iter().filter(few)
-    {
-        let instead = if *requests == 0 {
-            "; it is placed for all requests"
-        } else {
-            ", which say little about its experts"
-        };
-        eprintln!("note: {cluster} has {requests} requests in the trace{instead}");
-    }
-}
-
-fn text(
-    traffic: &Traffic,
-    plans: &[Plan],
-    devices: Devices,
-    cost: Cost,
-    files: &[String],
-) -> String {
-    let objective = match cost.objective {
-        Objective::Distinct => "distinct experts",
-        Objective::Tokens => "tokens",
-    };
-    let skipped = match traffic.skipped {
-        0 => String::new(),
-        records => format!("; skipped, in no region: {records}"),
-    };
-    let mut text = format!(
-        "trace      {} requests, by {} counts{skipped}\n\
-         GPUs       {}, each {} slots for {} experts\n\
-         objective  {objective} on the busiest GPU, batch {}\n\n{}\n",
-        traffic.requests,
-        traffic.counts.name(),
-        devices.gpus,
-        devices.slots_per_gpu(),
-        devices.experts,
-        cost.batch,
-        table(traffic, plans),
-    );
-    for file in files {
-        text += &format!("wrote      {file}\n");
-    }
-    text
-}
-
-fn table(traffic: &Traffic, plans: &[Plan]) -> Table {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED);
-    table.set_header([
-        "cluster",
-        "requests",
-        "distinct\ncontiguous",
-        "EPLB",
-        "placed",
-        "balance\ncontiguous",
-        "EPLB",
-        "placed",
-        "worst\ngap",
-    ]);
-    for (usage, Plan { summary, .. }) in traffic.clusters.iter().zip(plans) {
-        let figures = [summary.contiguous, summary.eplb, summary.placed];
-        let mut row = vec![usage.cluster.clone(), usage.requests.to_string()];
-        row.extend(figures.map(|figures| format!("{:.2}", figures.distinct_max)));
-        row.extend(figures.map(|figures| format!("{:.3}", figures.token_balance)));
-        row.push(format!("{:.2} %", 100.0 * summary.gap));
-        table.add_row(row);
-    }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
 }

@@ -105,11 +105,11 @@ impl Traffic {
                     skipped += 1;
                     continue;
                 };
-                check_geometry(&record, "prefill", &signature, blob)?;
-                let Some(region) = region(&record, &signature, blob, &mut vector)? else {
+                if !vector_of(&record, &signature, blob, &mut vector)? {
                     skipped += 1;
                     continue;
-                };
+                }
+                let region = by_similarity(&vector, blob)[0].0;
                 requests += 1;
                 let tokens = signature.prompt_tokens().or(record.prompt_tokens);
                 prefill.add(&record, region, &signature, tokens, top_k);
@@ -165,13 +165,18 @@ fn check_geometry(
     ))
 }
 
-/// The region whose centroid is most similar; none if the request has no weight on the blob's layers.
-fn region(
+/// The unit vector by which the blob compares the record's prefill `signature`; false if it has no
+/// weight on the blob's layers, so that no region is near.
+///
+/// # Errors
+/// The signature is of another geometry, or lacks a layer that the blob compares.
+pub(crate) fn vector_of(
     record: &Record,
     signature: &Signature,
     blob: &Blob,
     vector: &mut Vec<f32>,
-) -> Result<Option<usize>, TraceError> {
+) -> Result<bool, TraceError> {
+    check_geometry(record, "prefill", signature, blob)?;
     let experts = signature.geometry().experts;
     let mut counts = Vec::with_capacity(blob.transform.dimension());
     for layer in blob.transform.layers() {
@@ -183,17 +188,19 @@ fn region(
         counts.extend_from_slice(&signature.counts()[row * experts..][..experts]);
     }
     blob.transform.apply_into(&counts, vector);
-    if vector.iter().all(|&value| value == 0.0) {
-        return Ok(None);
-    }
-    let mut best = (f32::NEG_INFINITY, None);
-    for (region, row) in blob.rows().enumerate() {
-        let similarity = dot(vector, row);
-        if similarity > best.0 {
-            best = (similarity, Some(region));
-        }
-    }
-    Ok(best.1)
+    Ok(vector.iter().any(|&value| value != 0.0))
+}
+
+/// The regions by similarity of their centroids to `vector`, the most similar first; of equal ones the
+/// first.
+pub(crate) fn by_similarity(vector: &[f32], blob: &Blob) -> Vec<(usize, f32)> {
+    let mut regions: Vec<(usize, f32)> = blob
+        .rows()
+        .map(|row| dot(vector, row))
+        .enumerate()
+        .collect();
+    regions.sort_by(|a, b| b.1.total_cmp(&a.1));
+    regions
 }
 
 impl Sums {

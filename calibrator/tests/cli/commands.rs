@@ -183,6 +183,7 @@ fn help_texts() {
         "inspect --help",
         "place --help",
         "explain --help",
+        "report --help",
         "serve --help",
         "convert --help",
         "convert access-log --help",

@@ -200,6 +200,34 @@ fn placements_that_cannot_be_made() {
 }
 
 #[test]
+fn reports_that_cannot_be_made() {
+    let bench = Bench::new();
+    bench.write("t.jsonl", trace(true)).eldr(FIT).succeeded();
+    let rows = r#"{"id":"e","prefill":":AQAAAA==:;l=2;e=2;layers=\"0\";n=1"}"#;
+    bench
+        .write("none", r#"{"id":"a"}"#)
+        .write("other", r#"{"id":"e","prefill":":AQA=:;l=1;e=1"}"#)
+        .write("rows", rows);
+    let told = transcript(
+        &bench,
+        &[
+            // Told before the trace is read.
+            "report none --trace none -o no/r.html",
+            "report none -o r.html",
+            "report t.jsonl -o r.html",
+            "report b.eldr --trace missing -o r.html",
+            "report b.eldr --trace none -o r.html",
+            "report b.eldr --trace other -o r.html",
+            "report b.eldr --trace rows -o r.html",
+            "report b.eldr --gpus 3 -o r.html",
+            "report b.eldr -o /dev/full",
+        ],
+    );
+    assert_snapshot!(told);
+    assert!(!bench.path("r.html").exists());
+}
+
+#[test]
 fn servers_that_cannot_start() {
     let bench = Bench::new();
     bench.write("t.jsonl", trace(true)).eldr(FIT).succeeded();
@@ -232,6 +260,8 @@ fn wrong_usage() {
             "inspect",
             "place b t",
             "place b --gpus 2",
+            "report b",
+            "report b -o r --batch 0",
             "place b t --gpus 0",
             "place b t --gpus 2 --nodes 0",
             "place b t --gpus 2 --batch 0",

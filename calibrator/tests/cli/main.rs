@@ -6,4 +6,5 @@ mod convert;
 mod errors;
 mod place;
 mod refit;
+mod report;
 mod serve;

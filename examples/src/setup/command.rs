@@ -45,6 +45,24 @@ pub(super) fn on_path(name: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
+/// Whether Debian packages can be installed: root, with `apt-get` at hand.
+pub(super) fn can_apt_get() -> bool {
+    on_path("apt-get").is_some() && ask(Command::new("id").arg("-u")).as_deref() == Some("0")
+}
+
+/// An `apt-get` that asks nothing.
+pub(super) fn apt_get() -> Command {
+    let mut command = Command::new("apt-get");
+    // Another apt-get may be at work on this machine: wait for it rather than fail.
+    command
+        .args(["-o", "DPkg::Lock::Timeout=600"])
+        .args(["-o", "Dpkg::Use-Pty=0"]);
+    command
+        .arg("--no-install-recommends")
+        .env("DEBIAN_FRONTEND", "noninteractive");
+    command
+}
+
 fn line(command: &Command) -> String {
     let mut words = vec![command.get_program().to_string_lossy().into_owned()];
     words.extend(

@@ -1,8 +1,9 @@
-//! What a fresh machine lacks: a toolchain that builds the filter for wasm, and Envoy itself.
+//! What a fresh machine lacks: a toolchain that builds the filter for wasm, Envoy itself, and a browser.
 //!
-//! Demo and tests call [`wasm_module`] and [`envoy_binary`]; both find what is there, else fetch it, and say on
+//! Demo and tests call [`wasm_module`], [`envoy_binary`] and [`chromium`]; they find what is there, else fetch it, and say on
 //! stderr what they do. What they fetch goes under `target/tools`, so `cargo clean` undoes it (Debian packages stay).
 
+mod browser;
 mod command;
 mod envoy;
 mod python;
@@ -13,6 +14,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+pub use browser::chromium;
 pub use envoy::{ENVOY_VERSIONS, EnvoyVersion, envoy_binary};
 pub use python::python_tool;
 pub use wasm::{clippy, timed_wasm_module, trapping_wasm_module, wasm_module};

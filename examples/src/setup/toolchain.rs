@@ -8,7 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::command::{ask, on_path, run};
+use super::command::{apt_get, ask, can_apt_get, on_path, run};
 use super::{InstallLock, SetupError, say, workspace_root};
 
 /// The target Envoy's wasm runtime and browsers share: no WASI imports.
@@ -89,8 +89,7 @@ impl Facts {
             target_installed: target_installed(),
             rustup: on_path("rustup").is_some(),
             debian_complete: debian_complete(),
-            can_apt_get: on_path("apt-get").is_some()
-                && ask(Command::new("id").arg("-u")).as_deref() == Some("0"),
+            can_apt_get: can_apt_get(),
         })
     }
 }
@@ -189,18 +188,6 @@ fn apt_get_install() -> Result<Toolchain, SetupError> {
             "",
         ))
     }
-}
-
-fn apt_get() -> Command {
-    let mut command = Command::new("apt-get");
-    // Another apt-get may be at work on this machine: wait for it rather than fail.
-    command
-        .args(["-o", "DPkg::Lock::Timeout=600"])
-        .args(["-o", "Dpkg::Use-Pty=0"]);
-    command
-        .arg("--no-install-recommends")
-        .env("DEBIAN_FRONTEND", "noninteractive");
-    command
 }
 
 fn target_installed() -> bool {

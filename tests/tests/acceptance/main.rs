@@ -21,6 +21,7 @@ mod reference;
 mod relay;
 mod relay_storm;
 mod release;
+mod report;
 mod robustness;
 mod rollout;
 mod shared_load;
