@@ -3,6 +3,7 @@
 //! Exit codes: 0 done, 1 failed (`error:` and `hint:` on stderr), 2 wrong usage.
 
 mod convert;
+mod envoy;
 mod explain;
 mod fit;
 mod inspect;
@@ -47,6 +48,8 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Serves centroid blobs to gateways over HTTP and reloads them when they change
     Serve(serve::ServeArgs),
+    /// Makes the gateway's Envoy configuration of a short list of workers
+    Envoy(envoy::EnvoyArgs),
     /// Turns recordings and centroids of other formats into ours, and centroids back
     #[command(subcommand)]
     Convert(convert::Convert),
@@ -69,6 +72,7 @@ pub fn run() -> ExitCode {
             Ok(()) => serve.run(),
             Err(problem) => usage(&["serve"], problem),
         },
+        Command::Envoy(envoy) => envoy.run(),
         Command::Convert(convert) => match convert.check() {
             Ok(()) => convert.run(),
             Err((format, problem)) => usage(&["convert", format], problem),

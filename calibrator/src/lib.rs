@@ -5,6 +5,7 @@ pub mod assign;
 pub mod blob_file;
 pub mod cli;
 pub mod convert;
+pub mod envoy;
 pub mod error;
 pub mod explain;
 pub mod fit;

@@ -184,6 +184,7 @@ fn help_texts() {
         "place --help",
         "explain --help",
         "serve --help",
+        "envoy --help",
         "convert --help",
         "convert access-log --help",
         "convert import-centroids --help",

@@ -3,6 +3,7 @@
 mod bench;
 mod commands;
 mod convert;
+mod envoy;
 mod errors;
 mod place;
 mod serve;
