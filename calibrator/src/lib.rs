@@ -16,6 +16,7 @@ pub mod npz;
 pub mod output;
 pub mod place;
 pub mod rank;
+pub mod record;
 pub mod requests;
 pub mod serve;
 pub mod trace;

@@ -6,4 +6,5 @@ mod convert;
 mod envoy;
 mod errors;
 mod place;
+mod record;
 mod serve;
