@@ -4,9 +4,11 @@
 //! are the template, and what it makes of the topologies beside them (`envoy/*.toml`) is those files byte for
 //! byte. So settings are explained in one place, and none can be in one and not in the other.
 
+mod models;
 mod render;
 mod table;
 mod topology;
+mod workers;
 
 use std::path::Path;
 

@@ -1,17 +1,13 @@
 //! What a topology says, checked.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use eldr_core::blob::Blob;
-use eldr_core::decide::Policy;
-use serde_json::{Value, json};
-use toml::de::{DeTable, DeValue};
+use serde_json::Value;
+use toml::de::DeTable;
 
+use super::models::models;
 use super::table::{Entries, Mistakes, nearest, show, to_json};
-use crate::blob_file;
+use super::workers::{check_names, split_address, workers};
 use crate::error::Error;
 
 /// Fields of the filter's configuration that a topology passes on as they are, in the table `filter`; the
@@ -138,9 +134,6 @@ pub struct BlobSource {
     pub interval_ms: Option<u32>,
 }
 
-const WORKERS: &str = "list the workers: workers = [\"host:port\", …]";
-const ADDRESS: &str = "host:port is allowed, such as decode-0:8000";
-
 /// Reads a topology. `file` names it in errors; blobs are relative to `folder`.
 ///
 /// # Errors
@@ -215,7 +208,7 @@ pub fn parse(file: &str, text: &str, folder: &Path) -> Result<Topology, Error> {
     let policy = table
         .choice(&mut told, "policy", &policies)
         .unwrap_or("round_robin");
-    let workers = workers(
+    let prefill = workers(
         &mut table,
         &mut told,
         "prefill",
@@ -224,14 +217,14 @@ pub fn parse(file: &str, text: &str, folder: &Path) -> Result<Topology, Error> {
     );
     table.end(&mut told);
     let separate = policy != "round_robin" || mooncake;
-    check_names(&mut told, &decode, &workers, separate);
+    check_names(&mut told, &decode, &prefill, separate);
     let only =
         |workers: Vec<(usize, Worker)>| workers.into_iter().map(|(_, worker)| worker).collect();
     let decode: Vec<Worker> = only(decode);
     let prefill = Prefill {
         policy,
         separate,
-        workers: only(workers),
+        workers: only(prefill),
     };
     let models = models(&mut root, &mut told, folder, &decode);
     root.end(&mut told);
@@ -257,25 +250,6 @@ pub fn parse(file: &str, text: &str, folder: &Path) -> Result<Topology, Error> {
     })
 }
 
-/// Host and port; an IPv6 address stands in brackets.
-fn split_address(text: &str) -> Option<(String, u16)> {
-    let (host, port) = text.rsplit_once(':')?;
-    let inner = host
-        .strip_prefix('[')
-        .and_then(|host| host.strip_suffix(']'));
-    let valid = match inner {
-        Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
-        None => {
-            !host.is_empty()
-                && host
-                    .chars()
-                    .all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
-        }
-    };
-    let port = port.parse().ok()?;
-    valid.then(|| (inner.unwrap_or(host).to_owned(), port))
-}
-
 fn filter(table: &Entries<'_, '_>, told: &mut Mistakes<'_>) -> Vec<(String, Value)> {
     let mut filter = Vec::new();
     for (at, key, value) in table.all() {
@@ -299,283 +273,4 @@ fn filter(table: &Entries<'_, '_>, told: &mut Mistakes<'_>) -> Vec<(String, Valu
         }
     }
     filter
-}
-
-fn workers(
-    table: &mut Entries<'_, '_>,
-    told: &mut Mistakes<'_>,
-    kind: &str,
-    endpoints: bool,
-    mooncake: bool,
-) -> Vec<(usize, Worker)> {
-    let Some((at, list)) = table.array(told, "workers", WORKERS) else {
-        if table.get("workers").is_none() {
-            told.add(table.at, kind, "it has no workers", WORKERS);
-        }
-        return Vec::new();
-    };
-    if list.is_empty() {
-        told.add(at, &table.field("workers"), "the list is empty", WORKERS);
-    }
-    let mut workers = Vec::new();
-    for (index, value) in list.iter().enumerate() {
-        let (at, path) = (value.span().start, format!("{kind}.workers[{index}]"));
-        let inline = match value.get_ref() {
-            DeValue::Table(inline) => Some(inline),
-            _ => None,
-        };
-        let mut entries = Entries::new(&path, at, inline);
-        let name = entries.text(told, "name");
-        let (at, address) = match (value.get_ref().as_str(), inline) {
-            (Some(address), _) => (at, address.to_owned()),
-            (_, Some(_)) => match entries.text(told, "address") {
-                Some(found) => found,
-                None => {
-                    told.add(
-                        at,
-                        &path,
-                        "it has no address",
-                        "say address = \"host:port\"",
-                    );
-                    continue;
-                }
-            },
-            _ => {
-                told.add(at, &path, show(value.get_ref()), ADDRESS);
-                continue;
-            }
-        };
-        let weight = entries.number(told, "weight", 0.1..=100.0);
-        let drain = entries.boolean(told, "drain").unwrap_or(false);
-        let bootstrap = entries.text(told, "bootstrap_addr").map(|(_, text)| text);
-        let engine = entries.text(told, "engine_id").map(|(_, text)| text);
-        let engine_known = bootstrap.is_some() && engine.is_some();
-        if mooncake && !engine_known {
-            let hint = "with the protocol mooncake say address, bootstrap_addr = \"http://host:8998\" and engine_id";
-            told.add(at, &path, "how to reach its KV blocks is not said", hint);
-        }
-        entries.end(told);
-        let Some((host, port)) = split_address(&address) else {
-            told.add(at, &path, format!("{address:?} is no address"), ADDRESS);
-            continue;
-        };
-        if endpoints && host.parse::<std::net::IpAddr>().is_err() {
-            let hint =
-                "an endpoint is named by its IP address; a name wants destination = \"cluster\"";
-            told.add(at, &path, format!("{host:?} is a name"), hint);
-        }
-        if endpoints && let Some((at, _)) = name {
-            told.add(
-                at,
-                &path,
-                "an endpoint has no name",
-                "its address is its name: leave `name` out",
-            );
-        }
-        if kind == "prefill" && (weight.is_some() || drain) {
-            told.add(
-                at,
-                &path,
-                "prefill workers have no weight and do not drain",
-                "leave them out",
-            );
-        }
-        let own = name.map_or_else(|| format!("{kind}-{index}"), |(_, name)| name);
-        let worker = Worker {
-            name: if endpoints { address } else { own },
-            host,
-            port,
-            weight,
-            drain,
-            mooncake: bootstrap.zip(engine),
-        };
-        workers.push((at, worker));
-    }
-    workers
-}
-
-/// Names go into a header and into statistics, and each cluster has its own.
-fn check_names(
-    told: &mut Mistakes<'_>,
-    decode: &[(usize, Worker)],
-    prefill: &[(usize, Worker)],
-    separate: bool,
-) {
-    let mut seen: BTreeMap<&str, String> = BTreeMap::from([
-        ("decode-any", "the cluster of all decode workers".into()),
-        ("eldr-serve", "the cluster of a blob server".into()),
-    ]);
-    if !separate {
-        seen.insert("prefill", "the cluster of all prefill workers".into());
-    }
-    // In the cluster of all, prefill workers have no names.
-    let prefill = if separate { prefill } else { &[] };
-    for (kind, workers) in [("decode", decode), ("prefill", prefill)] {
-        for (index, (at, worker)) in workers.iter().enumerate() {
-            let (name, path) = (worker.name.as_str(), format!("{kind}.workers[{index}]"));
-            let letters = |c: char| c.is_ascii_alphanumeric() || "._-:[]".contains(c);
-            if name.is_empty() || !name.chars().all(letters) {
-                let hint = "letters, digits, '.', '_' and '-' are allowed";
-                told.add(*at, &path, format!("its name is {name:?}"), hint);
-            }
-            if let Some(other) = seen.insert(name, path.clone()) {
-                let hint = "give each worker a name of its own";
-                told.add(
-                    *at,
-                    &path,
-                    format!("{name} is the name of {other} as well"),
-                    hint,
-                );
-            }
-        }
-    }
-}
-
-fn models(
-    root: &mut Entries<'_, '_>,
-    told: &mut Mistakes<'_>,
-    folder: &Path,
-    decode: &[Worker],
-) -> Vec<Model> {
-    let hint = "write each model as a table: [[model]]";
-    let Some((_, list)) = root.array(told, "model", hint) else {
-        let fields = json!({"model": "*", "policy": "band"});
-        return vec![Model {
-            fields,
-            fetched: None,
-        }];
-    };
-    let mut models: Vec<Model> = Vec::new();
-    for (index, value) in list.iter().enumerate() {
-        let (at, path) = (value.span().start, format!("model[{index}]"));
-        if !value.get_ref().is_table() {
-            told.add(at, &path, show(value.get_ref()), hint);
-        }
-        let mut entries = Entries::new(&path, at, value.get_ref().as_table());
-        let name = entries
-            .text(told, "name")
-            .map_or_else(|| "*".into(), |(_, name)| name);
-        let policies = Policy::ALL.map(|policy| (policy.name(), policy.name()));
-        let policy = entries
-            .choice(told, "policy", &policies)
-            .unwrap_or_default();
-        let mut fields = json!({"model": name, "policy": policy});
-        if let Some(tau) = entries.number(told, "tau", 0.0..=2.0) {
-            fields["tau"] = json!(tau);
-        }
-        if let Some((_, DeValue::String(none))) = entries.get("max_load_factor")
-            && none == "none"
-        {
-            fields["max_load_factor"] = json!("none");
-        } else if let Some(factor) = entries.number(told, "max_load_factor", 1.0..=100.0) {
-            fields["max_load_factor"] = json!(factor);
-        }
-        if let Some((at, rollout)) = entries.get("rollout") {
-            match to_json(rollout).filter(Value::is_object) {
-                Some(rollout) => fields["rollout"] = rollout,
-                None => told.add(
-                    at,
-                    &entries.field("rollout"),
-                    show(rollout),
-                    "say rollout = { kind = \"shadow\" }",
-                ),
-            }
-        }
-        let fetched = blob(&mut entries, told, folder, decode, &mut fields);
-        entries.end(told);
-        if models
-            .iter()
-            .any(|model| model.fields["model"] == fields["model"])
-        {
-            let hint = "each model has one entry, and \"*\" is every other";
-            told.add(at, &path, format!("{name:?} is there twice"), hint);
-        }
-        models.push(Model { fields, fetched });
-    }
-    models
-}
-
-/// A model's blob: a file that goes into the configuration, or a server.
-fn blob(
-    entries: &mut Entries<'_, '_>,
-    told: &mut Mistakes<'_>,
-    folder: &Path,
-    decode: &[Worker],
-    fields: &mut Value,
-) -> Option<BlobSource> {
-    let hint = "say blob = \"task.eldr\", or blob = { server = \"host:8089\" }";
-    let (at, value) = entries.get("blob")?;
-    let field = entries.field("blob");
-    match value {
-        DeValue::String(name) => {
-            let path: PathBuf = folder.join(name.as_ref());
-            let read = blob_file::read(&path)
-                .and_then(|bytes| Ok((blob_file::verify(&path, &bytes)?, bytes)));
-            match read {
-                Ok((blob, bytes)) => {
-                    check_regions(&blob, decode, told, at, &field);
-                    fields["blob"] = json!({"inline": STANDARD.encode(bytes)});
-                }
-                Err(error) => told.add(at, &field, error.to_string(), error.hint()),
-            }
-            None
-        }
-        DeValue::Table(server) => {
-            let mut server = Entries::new(&field, at, Some(server));
-            let interval_ms = server.whole(told, "interval_ms", 200..=3_600_000);
-            let path = server
-                .text(told, "path")
-                .map_or_else(|| "/v1/blob".into(), |(_, path)| path);
-            if !path.starts_with('/') {
-                told.add(
-                    at,
-                    &server.field("path"),
-                    format!("{path:?}"),
-                    "a path begins with /",
-                );
-            }
-            let address = server.text(told, "server");
-            let parsed = address
-                .as_ref()
-                .and_then(|(_, address)| split_address(address));
-            if parsed.is_none() {
-                let found = address.map_or("nothing".into(), |(_, address)| format!("{address:?}"));
-                told.add(
-                    at,
-                    &server.field("server"),
-                    found,
-                    "host:port is allowed, such as eldr-serve:8089",
-                );
-            }
-            server.end(told);
-            let (host, port) = parsed?;
-            Some(BlobSource {
-                host,
-                port,
-                path,
-                interval_ms,
-            })
-        }
-        other => {
-            told.add(at, &field, show(other), hint);
-            None
-        }
-    }
-}
-
-fn check_regions(blob: &Blob, decode: &[Worker], told: &mut Mistakes<'_>, at: usize, field: &str) {
-    for (region, names) in blob.regions.iter().enumerate() {
-        for name in names {
-            if !decode.iter().any(|worker| worker.name == *name) {
-                let known: Vec<_> = decode.iter().map(|worker| worker.name.as_str()).collect();
-                let hint = format!("the decode workers are: {}", known.join(", "));
-                told.add(
-                    at,
-                    field,
-                    format!("its region {region} is for {name}, which is none"),
-                    &hint,
-                );
-            }
-        }
-    }
 }
