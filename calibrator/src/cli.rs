@@ -3,10 +3,12 @@
 //! Exit codes: 0 done, 1 failed (`error:` and `hint:` on stderr), 2 wrong usage.
 
 mod convert;
+mod envoy;
 mod explain;
 mod fit;
 mod inspect;
 mod place;
+mod record;
 mod refit;
 mod report;
 mod serve;
@@ -16,22 +18,25 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
 use indicatif::ProgressStyle;
 use serde::Serialize;
 
 use crate::blob_file;
 use crate::error::Error;
 
-/// Calibrates expert-locality routing: fits centroid blobs to traces, inspects and serves them
+/// Expert-locality routing: from recorded traffic to a gateway that knows which experts a request uses
 #[derive(Debug, Parser)]
 #[command(name = "eldr", version, max_term_width = 100)]
-#[command(
-    after_help = "From the gateway's access log to a blob that all gateways get:
-  eldr fit access.log -o task.eldr --workers decode-0,decode-1
+#[command(after_help = "From prompts to a gateway:
+  eldr record --prefill http://10.0.0.1:8000 --prompts prompts.jsonl -o trace.jsonl --experts 128
+  eldr fit trace.jsonl -o task.eldr --workers decode-0,decode-1
   eldr inspect task.eldr
-  eldr serve --blob task.eldr"
-)]
+  eldr envoy gateway.toml -o gateway
+From the gateway's access log to a blob that all gateways get:
+  eldr fit access.log -o task.eldr --workers decode-0,decode-1 --revision 2
+  eldr serve --blob task.eldr")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -53,11 +58,35 @@ enum Command {
     Rollback(refit::RollbackArgs),
     /// Writes an HTML page about a centroid blob, and about a trace as the blob sees it
     Report(report::ReportArgs),
+    /// Sends prompts to a running engine and writes what its experts did as a trace
+    Record(record::RecordArgs),
     /// Serves centroid blobs to gateways over HTTP and reloads them when they change
     Serve(serve::ServeArgs),
+    /// Makes the gateway's Envoy configuration of a short list of workers
+    Envoy(envoy::EnvoyArgs),
     /// Turns recordings and centroids of other formats into ours, and centroids back
     #[command(subcommand)]
     Convert(convert::Convert),
+    /// Prints what makes a shell complete this command's arguments
+    Completions(CompletionsArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  eldr completions bash > ~/.local/share/bash-completion/completions/eldr
+  eldr completions zsh > \"${fpath[1]}/_eldr\"
+  eldr completions fish > ~/.config/fish/completions/eldr.fish")]
+struct CompletionsArgs {
+    /// Shell to write for
+    shell: Shell,
+}
+
+impl CompletionsArgs {
+    fn run(&self) -> Result<String, Error> {
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut Cli::command(), "eldr", &mut script);
+        Ok(String::from_utf8_lossy(&script).into_owned())
+    }
 }
 
 /// Parses the arguments of the process, does what they ask for and says how it went.
@@ -76,10 +105,16 @@ pub fn run() -> ExitCode {
         Command::Refit(refit) => refit.run(),
         Command::Rollback(rollback) => rollback.run(),
         Command::Report(report) => report.run(),
+        Command::Record(record) => match record.check() {
+            Ok(engine) => record.run(engine),
+            Err(problem) => usage(&["record"], problem),
+        },
         Command::Serve(serve) => match serve.check() {
             Ok(()) => serve.run(),
             Err(problem) => usage(&["serve"], problem),
         },
+        Command::Envoy(envoy) => envoy.run(),
+        Command::Completions(completions) => completions.run(),
         Command::Convert(convert) => match convert.check() {
             Ok(()) => convert.run(),
             Err((format, problem)) => usage(&["convert", format], problem),

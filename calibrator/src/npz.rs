@@ -1,11 +1,11 @@
 //! Arrays out of NumPy's `.npz` archives, whole or row by row.
 
 use std::fs::File;
-use std::io::{BufReader, Read as _};
+use std::io::{BufReader, Read};
 use std::path::Path;
 
 use npyz::npz::NpzArchive;
-use npyz::{Deserialize, NpyReader, Order};
+use npyz::{Deserialize, NpyFile, NpyReader, Order};
 
 use crate::error::Error;
 
@@ -126,68 +126,105 @@ impl Npz {
         })
     }
 
-    /// How many bytes of data the array says it has. The crate that reads arrays multiplies unchecked and
-    /// believes the header about its own length, so both are looked at before.
+    /// What the array's header says of its data.
     fn checked_bytes(&mut self, name: &str, place: &str) -> Result<u64, Error> {
-        let mut entry = match self.archive.zip_archive().by_name(&format!("{name}.npy")) {
-            Ok(entry) => entry,
+        match self.archive.zip_archive().by_name(&format!("{name}.npy")) {
+            Ok(mut entry) => data_bytes(&mut entry, place),
             // What is wrong with it is told by whoever opens it next.
-            Err(_) => return Ok(0),
-        };
-        let failed = |what: &str| invalid(place, format!("its header {what}"));
-        let mut start = [0; 12];
-        let read = entry.read_exact(&mut start[..10]);
-        read.map_err(|error| failed(&format!("cannot be read: {error}")))?;
-        if &start[..6] != b"\x93NUMPY" {
-            return Err(failed("is none of a .npy file"));
+            Err(_) => Ok(0),
         }
-        let length = if start[6] == 1 {
-            usize::from(u16::from_le_bytes([start[8], start[9]]))
-        } else {
-            let read = entry.read_exact(&mut start[10..]);
-            read.map_err(|error| failed(&format!("cannot be read: {error}")))?;
-            u32::from_le_bytes([start[8], start[9], start[10], start[11]]) as usize
-        };
-        if length > HEADER_BYTES_MAX {
-            return Err(failed(&format!(
-                "has {length} bytes, at most {HEADER_BYTES_MAX} are read"
-            )));
-        }
-        let mut text = vec![0; length];
-        let read = entry.read_exact(&mut text);
-        read.map_err(|error| failed(&format!("cannot be read: {error}")))?;
-        let text = String::from_utf8_lossy(&text);
-        let shape = text.split_once("'shape'").and_then(|(_, rest)| {
-            let inside = rest.split_once('(')?.1;
-            Some(inside.split_once(')')?.0)
-        });
-        let shape = shape.ok_or_else(|| failed("has no shape"))?;
-        let axes = shape
-            .split(',')
-            .map(|axis| axis.trim().trim_end_matches('L'));
-        let mut elements = 1u64;
-        for axis in axes.filter(|axis| !axis.is_empty()) {
-            let product = axis
-                .parse::<u64>()
-                .ok()
-                .and_then(|axis| elements.checked_mul(axis));
-            elements = product.ok_or_else(|| failed(&format!("has the shape ({shape})")))?;
-        }
-        // The size of an element stands at the end of its type: <i4, <U64 (of four bytes each).
-        let dtype = text
-            .split_once("'descr'")
-            .map_or("", |(_, rest)| rest.trim_start_matches([':', ' ', '\'']));
-        let dtype = dtype.split('\'').next().unwrap_or_default();
-        let digits = dtype.trim_start_matches(|c: char| !c.is_ascii_digit());
-        let width = digits
-            .parse::<u64>()
-            .unwrap_or(1)
-            .saturating_mul(if dtype.contains('U') { 4 } else { 1 });
-        if width > ELEMENT_BYTES_MAX {
-            return Err(failed(&format!("has the type {dtype}")));
-        }
-        Ok(elements.saturating_mul(width))
     }
+}
+
+/// How many bytes of data a `.npy` says that it has. The crate that reads arrays multiplies unchecked and
+/// believes the header about its own length, so both are looked at before.
+fn data_bytes(input: &mut impl Read, place: &str) -> Result<u64, Error> {
+    let failed = |what: &str| invalid(place, format!("its header {what}"));
+    let mut start = [0; 12];
+    let read = input.read_exact(&mut start[..10]);
+    read.map_err(|error| failed(&format!("cannot be read: {error}")))?;
+    if &start[..6] != b"\x93NUMPY" {
+        return Err(failed("is none of a .npy file"));
+    }
+    let length = if start[6] == 1 {
+        usize::from(u16::from_le_bytes([start[8], start[9]]))
+    } else {
+        let read = input.read_exact(&mut start[10..]);
+        read.map_err(|error| failed(&format!("cannot be read: {error}")))?;
+        u32::from_le_bytes([start[8], start[9], start[10], start[11]]) as usize
+    };
+    if length > HEADER_BYTES_MAX {
+        return Err(failed(&format!(
+            "has {length} bytes, at most {HEADER_BYTES_MAX} are read"
+        )));
+    }
+    let mut text = vec![0; length];
+    let read = input.read_exact(&mut text);
+    read.map_err(|error| failed(&format!("cannot be read: {error}")))?;
+    let text = String::from_utf8_lossy(&text);
+    let shape = text.split_once("'shape'").and_then(|(_, rest)| {
+        let inside = rest.split_once('(')?.1;
+        Some(inside.split_once(')')?.0)
+    });
+    let shape = shape.ok_or_else(|| failed("has no shape"))?;
+    let axes = shape
+        .split(',')
+        .map(|axis| axis.trim().trim_end_matches('L'));
+    let mut elements = 1u64;
+    for axis in axes.filter(|axis| !axis.is_empty()) {
+        let product = axis
+            .parse::<u64>()
+            .ok()
+            .and_then(|axis| elements.checked_mul(axis));
+        elements = product.ok_or_else(|| failed(&format!("has the shape ({shape})")))?;
+    }
+    // The size of an element stands at the end of its type: <i4, <U64 (of four bytes each).
+    let dtype = text
+        .split_once("'descr'")
+        .map_or("", |(_, rest)| rest.trim_start_matches([':', ' ', '\'']));
+    let dtype = dtype.split('\'').next().unwrap_or_default();
+    let digits = dtype.trim_start_matches(|c: char| !c.is_ascii_digit());
+    let width = digits
+        .parse::<u64>()
+        .unwrap_or(1)
+        .saturating_mul(if dtype.contains('U') { 4 } else { 1 });
+    if width > ELEMENT_BYTES_MAX {
+        return Err(failed(&format!("has the type {dtype}")));
+    }
+    Ok(elements.saturating_mul(width))
+}
+
+/// A whole `.npy` file of expert ids, of one byte or two, as engines send them. `place` names it in errors.
+///
+/// # Errors
+/// It is no such file.
+pub fn expert_ids(bytes: &[u8], place: &str) -> Result<Array<u16>, Error> {
+    let failed = |what: String| invalid(place, what);
+    data_bytes(&mut &*bytes, place)?;
+    let array = || {
+        let array = NpyFile::new(bytes);
+        array.map_err(|error| failed(error.to_string()))
+    };
+    let file = array()?;
+    if file.order() != Order::C {
+        return Err(failed(
+            "it is in Fortran order where C order was expected".into(),
+        ));
+    }
+    let axes = file.shape().iter();
+    let shape = axes.map(|&axis| usize::try_from(axis).unwrap_or(usize::MAX));
+    let shape: Vec<usize> = shape.collect();
+    let dtype = file.dtype().descr();
+    let data = if let Ok(reader) = file.data::<u8>() {
+        reader.map(|id| id.map(u16::from)).collect()
+    } else {
+        let reader = array()?.data::<u16>();
+        let reader = reader
+            .map_err(|_| failed(format!("its type is {dtype} where u8 or u16 was expected")))?;
+        reader.collect::<Result<Vec<u16>, _>>()
+    };
+    let data = data.map_err(|error| failed(error.to_string()))?;
+    Ok(Array { shape, data })
 }
 
 /// An array that is being read row by row.

@@ -162,7 +162,7 @@ impl Record {
             .transpose()
     }
 
-    fn parse(line: &str, at: Location) -> Result<Self, TraceError> {
+    pub(crate) fn parse(line: &str, at: Location) -> Result<Self, TraceError> {
         let empty = Record {
             at,
             ..Record::default()

@@ -35,11 +35,11 @@ pub(super) enum Convert {
   eldr convert access-log gateway.log -o trace.jsonl.gz \\
       --map id=request_id --map prefill=/eldr/signature --map label=tenant
 
-FIELD is one of id, label, ts, prompt_tokens, decode_tokens, prefill and decode, of which a request
-needs id and prefill. KEY is a key of the log, or a JSON Pointer such as /request/id to one further
-inside. Without --map, the keys are those that envoy/envoy.yaml logs: the fields' names, and time
-for ts, which may be a number of seconds or an RFC 3339 time as %START_TIME% gives it. Lines that are
-no JSON objects and requests without a signature are left out and counted.")]
+FIELD is one of id, label, ts, prompt_tokens, decode_tokens, prefill and decode, of which a
+request needs id and prefill. KEY is a key of the log, or a JSON Pointer such as /request/id to
+one further inside. Without --map, the keys are those that envoy/envoy.yaml logs: the fields'
+names, and time for ts, which may be a number of seconds or an RFC 3339 time as %START_TIME% gives
+it. Lines that are no JSON objects and requests without a signature are left out and counted.")]
 pub(super) struct AccessLogArgs {
     /// Access logs, plain or gzip, one JSON object per line
     #[arg(required = true, value_name = "LOG")]
@@ -56,9 +56,9 @@ pub(super) struct AccessLogArgs {
 #[command(after_help = "Example:
   eldr convert import-centroids centroids.json -o task.eldr --workers decode-0,decode-1
 
-Variants count_idf and count can be imported. The artifact's file does not say how similar a region's
-requests are to it, so `eldr inspect` shows none. What else it says is kept in the blob, and
-`eldr convert export-centroids` writes the same file again, byte for byte.")]
+Variants count_idf and count can be imported. The artifact's file does not say how similar a
+region's requests are to it, so `eldr inspect` shows none. What else it says is kept in the blob,
+and `eldr convert export-centroids` writes the same file again, byte for byte.")]
 pub(super) struct ImportArgs {
     /// Centroid file
     centroids: PathBuf,
@@ -80,8 +80,8 @@ pub(super) struct ImportArgs {
 #[command(after_help = "Example:
   eldr convert export-centroids task.eldr -o centroids.json
 
-A blob that was imported becomes the file that it was. Of one that was fitted, the key `eldr` has what
-the artifact has no place for; its loader skips that key.")]
+A blob that was imported becomes the file that it was. Of one that was fitted, the key `eldr` has
+what the artifact has no place for; its loader skips that key.")]
 pub(super) struct ExportArgs {
     /// Centroid blob
     blob: PathBuf,
@@ -109,9 +109,10 @@ pub(super) struct CalibrationArgs {
 #[command(after_help = "Example:
   eldr convert gpt-oss requests.jsonl.gz -o gptoss.jsonl.gz --prefill-share 0.4
 
-Each line says of one request id, file, token_offset, n_decode and, where known, prompt_tokens and
-domain; file is beside the requests and has [tokens][layers][top-k] expert ids of one byte, plain or
-gzip. Prefill was not recorded: with --prefill-share the beginning of each answer stands for it.")]
+Each line says of one request id, file, token_offset, n_decode and, where known, prompt_tokens
+and domain; file is beside the requests and has [tokens][layers][top-k] expert ids of one byte,
+plain or gzip. Prefill was not recorded: with --prefill-share the beginning of each answer stands
+for it.")]
 pub(super) struct GptOssArgs {
     /// Requests, JSON Lines, plain or gzip
     requests: PathBuf,

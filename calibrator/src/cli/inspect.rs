@@ -19,12 +19,12 @@ use crate::trace::Facts;
   eldr inspect task.eldr
   eldr inspect trace.jsonl.gz
 
-Everything in a blob is verified: format, tensor shapes, unit centroids, ranges and the hash; what is
-shown is a valid blob. Regions that are as similar to each other (column nearest) as their own
+Everything in a blob is verified: format, tensor shapes, unit centroids, ranges and the hash; what
+is shown is a valid blob. Regions that are as similar to each other (column nearest) as their own
 requests are to them (median) cannot tell traffic apart.
 
-Of a trace, every record is verified: its values, its signatures, the experts of its decode steps,
-and that all are of one model. It is read once, and may be larger than memory.")]
+Of a trace, every record is verified: its values, its signatures, the experts of its decode
+steps, and that all are of one model. It is read once, and may be larger than memory.")]
 pub(super) struct InspectArgs {
     /// Centroid blob or trace to verify and show
     file: PathBuf,

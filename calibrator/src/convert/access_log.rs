@@ -108,7 +108,7 @@ impl AccessLog<'_> {
         found: &mut [bool; FIELDS.len()],
         keys: &mut Vec<String>,
     ) -> Result<(), Error> {
-        let mut lines = Lines::open(log)?;
+        let mut lines = Lines::open(log, "the log")?;
         while let Some(line) = lines.next() {
             let (line, at) = line?;
             if !line.starts_with('{') {

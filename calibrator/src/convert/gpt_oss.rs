@@ -52,7 +52,7 @@ const HINT: &str =
 impl GptOss<'_> {
     /// Writes the recording to `output`; returns how many requests that were.
     pub fn convert(&self, output: &mut Writer) -> Result<usize, Error> {
-        let mut lines = Lines::open(self.requests)?;
+        let mut lines = Lines::open(self.requests, "the requests")?;
         let mut files = HashMap::new();
         let mut written = 0;
         while let Some(line) = lines.next() {

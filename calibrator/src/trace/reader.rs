@@ -18,7 +18,7 @@ pub const LINE_BYTES_MAX: usize = 64 << 20;
 /// Fails only if the file cannot be opened or its first bytes cannot be read.
 pub fn read(path: impl AsRef<Path>) -> Result<Reader, TraceError> {
     Ok(Reader {
-        lines: Lines::open(path.as_ref())?,
+        lines: Lines::open(path.as_ref(), "the trace")?,
     })
 }
 
@@ -34,7 +34,7 @@ pub struct Reader {
 impl Reader {
     /// Reads from `input`, plain or gzip; errors call it `name`.
     pub fn new(name: &str, input: impl BufRead + Send + 'static) -> Result<Self, TraceError> {
-        let lines = Lines::new(name, input)?;
+        let lines = Lines::new(name, input, "the trace")?;
         Ok(Reader { lines })
     }
 }
@@ -52,6 +52,8 @@ impl Iterator for Reader {
 pub(crate) struct Lines {
     input: Box<dyn BufRead + Send>,
     at: Location,
+    /// What is read, for errors.
+    what: &'static str,
     buffer: Vec<u8>,
     done: bool,
 }
@@ -66,28 +68,29 @@ impl std::fmt::Debug for Lines {
 }
 
 impl Lines {
-    pub(crate) fn open(path: &Path) -> Result<Self, TraceError> {
+    pub(crate) fn open(path: &Path, what: &'static str) -> Result<Self, TraceError> {
         let name: Arc<str> = path.display().to_string().into();
         let file = File::open(path).map_err(|error| {
             TraceError::io(
                 &name,
-                "opening the trace",
+                &format!("opening {what}"),
                 "check the path and its permissions",
                 error,
             )
         })?;
-        Lines::new(&name, BufReader::with_capacity(1 << 18, file))
+        Lines::new(&name, BufReader::with_capacity(1 << 18, file), what)
     }
 
     pub(crate) fn new(
         name: &str,
         input: impl BufRead + Send + 'static,
+        what: &'static str,
     ) -> Result<Self, TraceError> {
         let file: Arc<str> = name.into();
         let input = decompressed(input).map_err(|error| {
             TraceError::io(
                 &file,
-                "reading the trace",
+                &format!("reading {what}"),
                 "give the path of a file of JSON Lines, plain or gzip",
                 error,
             )
@@ -95,6 +98,7 @@ impl Lines {
         Ok(Lines {
             input,
             at: Location { file, line: 0 },
+            what,
             buffer: Vec::new(),
             done: false,
         })
@@ -134,7 +138,7 @@ impl Lines {
                 let hint = "the file may be cut off or damaged: fetch or record it again";
                 return Err(TraceError::io(
                     &self.at.file,
-                    "reading the trace",
+                    &format!("reading {}", self.what),
                     hint,
                     error,
                 ));

@@ -184,7 +184,10 @@ fn help_texts() {
         "place --help",
         "explain --help",
         "report --help",
+        "record --help",
         "serve --help",
+        "envoy --help",
+        "completions --help",
         "convert --help",
         "convert access-log --help",
         "convert import-centroids --help",
@@ -254,4 +257,36 @@ fn explain_shows_the_decision_and_what_it_rests_on() {
         "$ eldr {explain}\n{text}\n$ eldr … --policy least_loaded …\n{}",
         spare.stdout
     ));
+}
+
+#[test]
+fn every_shell_gets_completions_of_every_command() {
+    let bench = Bench::new();
+    let help = bench.eldr("--help");
+    let (_, commands) = help.succeeded().stdout.split_once("Commands:\n").unwrap();
+    let commands: Vec<&str> = commands
+        .lines()
+        .map_while(|line| line.strip_prefix("  ")?.split_whitespace().next())
+        .collect();
+    assert!(
+        commands.contains(&"fit") && commands.contains(&"completions"),
+        "{commands:?}"
+    );
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let ran = bench.eldr(&format!("completions {shell}"));
+        for command in &commands {
+            assert!(
+                ran.succeeded().stdout.contains(command),
+                "{shell}: {command}"
+            );
+        }
+    }
+    let script = bench.eldr("completions bash").stdout;
+    bench.write("eldr.bash", script);
+    let check = std::process::Command::new("bash")
+        .args(["-c", "source eldr.bash && COMP_WORDS=(eldr exp) COMP_CWORD=1 && _eldr eldr exp eldr && echo ${COMPREPLY[@]}"])
+        .current_dir(bench.dir.path())
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&check.stdout), "explain\n");
 }

@@ -3,8 +3,10 @@
 mod bench;
 mod commands;
 mod convert;
+mod envoy;
 mod errors;
 mod place;
+mod record;
 mod refit;
 mod report;
 mod serve;

@@ -10,6 +10,7 @@ mod eldr_sig;
 mod endpoint;
 mod fallbacks;
 mod faults;
+mod generated;
 mod health;
 mod hygiene;
 mod legs;
