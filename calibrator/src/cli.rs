@@ -8,6 +8,7 @@ mod fit;
 mod inspect;
 mod place;
 mod refit;
+mod remap;
 mod serve;
 
 use std::io::Write as _;
@@ -50,6 +51,8 @@ enum Command {
     Refit(refit::RefitArgs),
     /// Brings back an older revision of a blob
     Rollback(refit::RollbackArgs),
+    /// Gives a fitted blob to other workers, without a new fit
+    Remap(remap::RemapArgs),
     /// Serves centroid blobs to gateways over HTTP and reloads them when they change
     Serve(serve::ServeArgs),
     /// Turns recordings and centroids of other formats into ours, and centroids back
@@ -72,6 +75,10 @@ pub fn run() -> ExitCode {
         },
         Command::Refit(refit) => refit.run(),
         Command::Rollback(rollback) => rollback.run(),
+        Command::Remap(remap) => match remap.check() {
+            Ok(()) => remap.run(),
+            Err(problem) => usage(&["remap"], problem),
+        },
         Command::Serve(serve) => match serve.check() {
             Ok(()) => serve.run(),
             Err(problem) => usage(&["serve"], problem),

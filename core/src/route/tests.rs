@@ -259,6 +259,7 @@ fn every_kind_of_counts_is_compared_as_it_was_fitted() {
                 seed: 1,
                 shares: vec![1.0],
             },
+            source: None,
         };
         let map = Map::bind(blob, &["a".into()]).unwrap();
         let mut scratch = Scratch::default();
