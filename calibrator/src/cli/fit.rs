@@ -364,8 +364,9 @@ impl FitArgs {
         }
         if fitted.faded {
             eprintln!(
-                "note: all weights are zero, so plain counts are compared: the requests do not differ in what {:?} looks at; another --weight may tell them apart",
-                self.weight(),
+                "note: all weights are zero, so plain counts are compared: requests do not differ in what --weight {} looks at, another may tell them apart",
+                clap::ValueEnum::to_possible_value(&self.weight())
+                    .map_or(String::new(), |value| value.get_name().to_owned()),
             );
         }
         if let Some(&first) = fitted.without_weight.first() {
