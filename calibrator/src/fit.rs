@@ -18,7 +18,7 @@ pub use options::{Layers, Options, RESTARTS, Regions};
 pub use quality::{Choice, Quality};
 
 use crate::error::Error;
-use crate::held_out::{self, BUSIEST_MAX, HeldOut, Stream, Trial};
+use crate::held_out::{self, HeldOut, Stream, Trial};
 use crate::kmeans::{self, Clustering, Vectors};
 use crate::layers::{self, Selection};
 use crate::regions::{self, Centroids};

@@ -65,8 +65,9 @@ pub struct Trial {
     pub regions: usize,
     /// Requests that the busiest worker gets, as a multiple of the mean, from a gateway without a load cap.
     pub busiest: f64,
-    /// What `busiest` may be by chance: the largest among draws of as many of the requests that were fitted to.
-    pub busiest_by_chance: f64,
+    /// How much of that is by chance alone, on so few requests: what draws of as many of those that were fitted to have more than
+    /// all of these, in the mean.
+    pub chance: f64,
     /// Per region, the share of the requests that it is nearest to.
     pub shares: Vec<f64>,
     /// How alike the requests of a region are.
@@ -91,7 +92,12 @@ pub struct Alike {
 impl Trial {
     /// Whether held-out requests spread evenly, as far as so many can tell.
     pub fn is_balanced(&self) -> bool {
-        self.busiest <= self.busiest_by_chance.max(BUSIEST_MAX)
+        self.busiest <= self.busiest_max()
+    }
+
+    /// What [`busiest`](Self::busiest) may be.
+    pub fn busiest_max(&self) -> f64 {
+        BUSIEST_MAX + self.chance
     }
 }
 
@@ -155,6 +161,7 @@ impl HeldOut {
         let share = |&size: &usize| size as f64 / self.len() as f64;
 
         let seen = similarities(fitted);
+        let all = busiest(&seen, served_by, tau, self.seed);
         let mut rng = rng(self.seed, Stream::Chance);
         let draws = (0..DRAWS).map(|_| {
             let rows = (0..self.len()).map(|_| rng.random_range(0..fitted.len()));
@@ -166,7 +173,7 @@ impl HeldOut {
         });
         Trial {
             regions,
-            busiest_by_chance: draws.fold(0.0, f64::max),
+            chance: (draws.sum::<f64>() / DRAWS as f64 - all).max(0.0),
             busiest: busiest(&own, served_by, tau, self.seed),
             shares: sizes.iter().map(share).collect(),
             alike: self.alike(nearest, regions),

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{BUSIEST_MAX, Regions};
+use super::Regions;
 use crate::held_out::{HeldOut, Trial};
 
 /// Below this, distances between signatures say little about decode. The paper's models have 0.70 to 0.92.
@@ -63,7 +63,7 @@ impl Quality {
                 "regions do not hold on other requests: of those held out one worker would get {:.2} × the mean (good is up to {:.2}), the largest region gets {:.1} % of them instead of {:.1} %\n\
                  hint: give more requests ({:.0} per region now) or fewer regions (`--regions`); keep the gateway's load cap (`max_load_factor`)",
                 chosen.busiest,
-                limit(chosen),
+                chosen.busiest_max(),
                 100.0 * largest(&chosen.shares),
                 100.0 / chosen.regions as f64,
                 self.fitted_per_region,
@@ -146,14 +146,14 @@ impl Choice {
             (true, true) => format!(
                 "{shape}; held-out requests spread evenly: the busiest worker gets {} × the mean, good is up to {:.2}",
                 load(chosen),
-                limit(chosen)
+                chosen.busiest_max()
             ),
             (true, false) => format!("{shape}; no other number is possible"),
             (false, true) => format!(
                 "{shape}; with more, held-out requests spread unevenly: the busiest worker, × the mean, would get {}; now {}, good is up to {:.2}",
                 also.join(", "),
                 load(chosen),
-                limit(chosen)
+                chosen.busiest_max()
             ),
             (false, false) => format!(
                 "{shape}; the most even of those tried: the busiest worker gets {} × the mean of held-out requests; {}",
@@ -175,11 +175,6 @@ fn shape(regions: usize, workers: usize) -> String {
         }
         (regions, workers) => format!("{regions} for {workers} workers, neighbours share one"),
     }
-}
-
-/// What the busiest worker may get.
-fn limit(trial: &Trial) -> f64 {
-    trial.busiest_by_chance.max(BUSIEST_MAX)
 }
 
 fn largest(shares: &[f64]) -> f64 {

@@ -87,14 +87,11 @@ fn what_chance_does_to_few_requests_is_no_imbalance() {
         held_out.measure(fitted.signatures(), &centroids, &served_by, 0.1)
     };
     let (few, many) = (trial(12), trial(400));
-    assert!(
-        few.busiest_by_chance > many.busiest_by_chance,
-        "{few:?} {many:?}"
-    );
-    assert!(many.busiest_by_chance < 1.2);
+    assert!(few.chance > many.chance, "{few:?} {many:?}");
+    assert!(many.chance < 0.1);
     let uneven = |busiest| Trial {
         busiest,
         ..many.clone()
     };
-    assert!(uneven(1.2).is_balanced() && !uneven(1.3).is_balanced());
+    assert!(uneven(1.2).is_balanced() && !uneven(1.36).is_balanced());
 }
