@@ -232,7 +232,7 @@ impl Space {
         let members = if of_decode { &decoding } else { members };
         let mut vectors = Vec::with_capacity(members.len() * self.transform.dimension());
         self.each(others, members, |_, vector| {
-            vectors.extend_from_slice(vector)
+            vectors.extend_from_slice(vector);
         });
         let mut profiles = Vec::new();
         for &member in members {
