@@ -116,7 +116,7 @@ fn benches(criterion: &mut Criterion) {
         values: &unit[..300 * GEOMETRY.counts()],
         ..vectors
     };
-    let blob = fit(&requests, &options, |_| {})
+    let blob = fit(&requests, &published, |_| {})
         .expect("it can be fitted")
         .blob;
     let blob = Blob {
