@@ -92,13 +92,9 @@ fn benches(criterion: &mut Criterion) {
         values: &unit,
     };
     let start = unit[..REGIONS * GEOMETRY.counts()].to_vec();
-    let options = Options {
-        workers: (0..REGIONS).map(|i| format!("decode-{i}")).collect(),
-        model: "bench".into(),
-        tau: 0.1,
-        seed: 1,
-        revision: 1,
-    };
+    let workers: Vec<String> = (0..REGIONS).map(|i| format!("decode-{i}")).collect();
+    let published = Options::as_published(workers.clone());
+    let measured = Options::new(workers);
 
     let mut group = criterion.benchmark_group("fit");
     group.sample_size(10);
@@ -120,7 +116,7 @@ fn benches(criterion: &mut Criterion) {
         values: &unit[..300 * GEOMETRY.counts()],
         ..vectors
     };
-    let blob = fit(&requests, &options, |_| {})
+    let blob = fit(&requests, &published, |_| {})
         .expect("it can be fitted")
         .blob;
     let blob = Blob {
@@ -133,7 +129,11 @@ fn benches(criterion: &mut Criterion) {
         bencher.iter(|| refit(&blob, black_box(window)));
     });
     group.bench_function("whole", |bencher| {
-        bencher.iter(|| fit(black_box(&requests), &options, |_| {}));
+        bencher.iter(|| fit(black_box(&requests), &published, |_| {}));
+    });
+    // With our own defaults: measured on requests that are held out, three starts, the number of regions chosen.
+    group.bench_function("whole, measured", |bencher| {
+        bencher.iter(|| fit(black_box(&requests), &measured, |_| {}));
     });
     group.finish();
 }

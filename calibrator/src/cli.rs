@@ -10,6 +10,7 @@ mod inspect;
 mod place;
 mod record;
 mod refit;
+mod remap;
 mod report;
 mod serve;
 
@@ -60,6 +61,8 @@ enum Command {
     Report(report::ReportArgs),
     /// Sends prompts to a running engine and writes what its experts did as a trace
     Record(record::RecordArgs),
+    /// Gives a fitted blob to other workers, without a new fit
+    Remap(remap::RemapArgs),
     /// Serves centroid blobs to gateways over HTTP and reloads them when they change
     Serve(serve::ServeArgs),
     /// Makes the gateway's Envoy configuration of a short list of workers
@@ -108,6 +111,10 @@ pub fn run() -> ExitCode {
         Command::Record(record) => match record.check() {
             Ok(engine) => record.run(engine),
             Err(problem) => usage(&["record"], problem),
+        },
+        Command::Remap(remap) => match remap.check() {
+            Ok(()) => remap.run(),
+            Err(problem) => usage(&["remap"], problem),
         },
         Command::Serve(serve) => match serve.check() {
             Ok(()) => serve.run(),

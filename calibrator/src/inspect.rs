@@ -3,7 +3,7 @@
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use eldr_core::blob::{Blob, QUANTILES};
 use eldr_core::similarity::dot;
-use eldr_core::transform::Transform;
+use eldr_core::transform::{SignatureKind, Transform};
 use serde::Serialize;
 
 /// The facts of a verified blob.
@@ -17,11 +17,13 @@ pub struct Summary {
     pub layers_total: usize,
     /// Experts per layer.
     pub experts: usize,
+    /// What of a request's routing is compared.
+    pub signature: SignatureKind,
     /// Layers that are compared, ascending.
     pub layers: Vec<u16>,
     /// Length of a vector: compared layers × experts.
     pub dimension: usize,
-    /// Weights that are zero: experts that every calibration request touched.
+    /// Weights that are zero, of experts that do not tell calibration requests apart.
     pub zero_weights: usize,
     /// Width of the band that the blob proposes.
     pub tau: f32,
@@ -80,6 +82,7 @@ impl From<&Blob> for Summary {
             model: blob.model.clone(),
             layers_total: transform.geometry().layers,
             experts: transform.geometry().experts,
+            signature: transform.kind(),
             layers: transform.layers().to_vec(),
             dimension: transform.dimension(),
             zero_weights: transform
@@ -117,7 +120,7 @@ impl Summary {
         format!(
             "model    {}, revision {}\n\
              layers   {} of {}: {}\n\
-             vector   {} layers × {} experts, {zero:.1} % of the weights are zero\n\
+             vector   {}, {} layers × {} experts, {zero:.1} % of the weights are zero\n\
              band     tau {}\n\
              fit      {} requests, seed {}\n\
              rho      {rho}\n\n\
@@ -129,6 +132,7 @@ impl Summary {
             self.layers.len(),
             self.layers_total,
             layers.join(" "),
+            self.signature.name(),
             self.layers.len(),
             self.experts,
             self.tau,

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use eldr_core::signature::{Geometry, Signature};
+use eldr_core::transform::SignatureKind;
 
 use crate::error::Error;
 use crate::trace::{self, Record, TraceError};
@@ -11,9 +12,12 @@ use crate::trace::{self, Record, TraceError};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Requests {
     geometry: Geometry,
+    kind: SignatureKind,
     layers: Vec<u16>,
     names: Vec<String>,
     prefill: Vec<u16>,
+    /// Of a gate kind, as many as there are counts in `prefill`.
+    gate: Vec<f32>,
     decode_layers: Vec<u16>,
     with_decode: Vec<usize>,
     decode: Vec<u16>,
@@ -24,7 +28,22 @@ impl Requests {
     /// Reads whole traces; `on_record` is told of every record.
     ///
     /// Records without a prefill signature are skipped and counted.
-    pub fn read<P: AsRef<Path>>(paths: &[P], mut on_record: impl FnMut()) -> Result<Self, Error> {
+    ///
+    /// # Errors
+    /// A trace cannot be read, is malformed, mixes models, or has no signature at all.
+    pub fn read<P: AsRef<Path>>(paths: &[P], on_record: impl FnMut()) -> Result<Self, Error> {
+        Self::read_for(SignatureKind::default(), paths, on_record)
+    }
+
+    /// [`read`](Self::read) for a fit of `kind`: gate kinds need the gate sums of every request.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read), and if gate sums are missing.
+    pub fn read_for<P: AsRef<Path>>(
+        kind: SignatureKind,
+        paths: &[P],
+        mut on_record: impl FnMut(),
+    ) -> Result<Self, Error> {
         let mut set = None;
         let mut skipped = 0;
         for path in paths {
@@ -33,7 +52,7 @@ impl Requests {
                 let record = record?;
                 match record.prefill_signature()? {
                     Some(prefill) => {
-                        set.get_or_insert_with(|| Requests::new(&prefill))
+                        set.get_or_insert_with(|| Requests::new(&prefill).with_kind(kind))
                             .push(&record, &prefill)?;
                     }
                     None => skipped += 1,
@@ -54,9 +73,11 @@ impl Requests {
     pub fn new(prefill: &Signature) -> Self {
         Requests {
             geometry: prefill.geometry(),
+            kind: SignatureKind::default(),
             layers: prefill.layers().to_vec(),
             names: Vec::new(),
             prefill: Vec::new(),
+            gate: Vec::new(),
             decode_layers: Vec::new(),
             with_decode: Vec::new(),
             decode: Vec::new(),
@@ -64,12 +85,19 @@ impl Requests {
         }
     }
 
+    /// The same, still empty, for a fit of `kind`.
+    #[must_use]
+    pub fn with_kind(self, kind: SignatureKind) -> Self {
+        Requests { kind, ..self }
+    }
+
     /// Adds `record`, whose prefill signature is `prefill`.
     ///
     /// # Errors
-    /// A signature has another geometry or other layers than those before it.
+    /// A signature has another geometry or other layers than those before it, or gate sums are missing.
     pub fn push(&mut self, record: &Record, prefill: &Signature) -> Result<(), TraceError> {
         self.check(record, "prefill", prefill, &self.layers)?;
+        let gate = record.gate_sums(self.kind, prefill)?;
         let decode = record.decode_signature()?;
         if let Some(decode) = &decode {
             if self.with_decode.is_empty() {
@@ -80,6 +108,7 @@ impl Requests {
             self.decode.extend_from_slice(decode.counts());
         }
         self.prefill.extend_from_slice(prefill.counts());
+        self.gate.extend(gate.into_iter().flatten());
         let trace::Location { file, line } = &record.at;
         self.names.push(format!("{} ({file}:{line})", record.id));
         Ok(())
@@ -138,6 +167,46 @@ impl Requests {
     /// If there is no such request.
     pub fn name(&self, index: usize) -> &str {
         &self.names[index]
+    }
+
+    /// What of a request's routing is compared.
+    pub fn kind(&self) -> SignatureKind {
+        self.kind
+    }
+
+    /// Puts into `out` what request `index`'s signature is made of, counts or gate sums, for some `rows` (positions in
+    /// [`layers`](Self::layers)), row-major `[row][expert]`.
+    ///
+    /// # Panics
+    /// If there is no such request or row.
+    pub fn rows_into(&self, index: usize, rows: &[usize], out: &mut Vec<f32>) {
+        let experts = self.geometry.experts;
+        let first = index * self.layers.len() * experts;
+        out.clear();
+        for row in rows.iter().map(|row| first + row * experts) {
+            let here = row..row + experts;
+            if self.kind.is_of_counts() {
+                out.extend(self.prefill[here].iter().map(|&count| f32::from(count)));
+            } else {
+                out.extend_from_slice(&self.gate[here]);
+            }
+        }
+    }
+
+    /// Prefill counts of request `index`, row-major `[layer][expert]`.
+    ///
+    /// # Panics
+    /// If there is no such request.
+    pub fn prefill_of(&self, index: usize) -> &[u16] {
+        let row = self.layers.len() * self.geometry.experts;
+        &self.prefill[index * row..][..row]
+    }
+
+    /// Decode counts of request `index`, row-major `[layer][expert]`, if it has any.
+    pub fn decode_of(&self, index: usize) -> Option<&[u16]> {
+        let place = self.with_decode.binary_search(&index).ok()?;
+        let row = self.decode_layers.len() * self.geometry.experts;
+        Some(&self.decode[place * row..][..row])
     }
 
     /// Prefill counts of each request, row-major `[layer][expert]`.

@@ -13,11 +13,16 @@
 //! filter state; and a line that says nothing of a request's experts needs no id, as the request may
 //! have ended before it had one.
 //!
+//! `gate_prob` and `gate_score` are for fits that compare other signatures than counts, which no gateway can use: over the
+//! prompt's tokens, the sums of the full softmax of the gate, and of the gate weights of the selected experts. Each is base64 of
+//! little-endian `f32`, `[layer][expert]` with the layers of `prefill`.
+//!
 //! `decode_topk` is described at [`TopK`]. Reading streams: one line is in memory at a time, and a
 //! line may have at most [`LINE_BYTES_MAX`] bytes.
 
 mod error;
 mod facts;
+mod gate;
 mod reader;
 mod topk;
 mod writer;
@@ -25,11 +30,13 @@ mod writer;
 use std::sync::Arc;
 
 use eldr_core::signature::Signature;
+use eldr_core::transform::SignatureKind;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
 pub use error::TraceError;
 pub use facts::{Facts, LABELS_MAX, Spread};
+pub use gate::encode_gate;
 pub use reader::{LINE_BYTES_MAX, Reader, read};
 pub(crate) use reader::{Lines, decompressed};
 pub use topk::TopK;
@@ -62,6 +69,12 @@ pub struct Record {
     /// Expert ids of every decode step in base64; see [`TopK`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decode_topk: Option<String>,
+    /// Sums over the prompt of the full softmax of the gate; see the module's documentation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gate_prob: Option<String>,
+    /// Sums over the prompt of the gate weights of the selected experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gate_score: Option<String>,
     /// The prefix that this prompt shares with others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix: Option<Prefix>,
@@ -97,6 +110,29 @@ impl Record {
     /// The decode signature, decoded.
     pub fn decode_signature(&self) -> Result<Option<Signature>, TraceError> {
         self.signature("decode", self.decode.as_deref())
+    }
+
+    /// The gate sums that a gate `kind` of signature is made of, as many as `prefill` has counts; `None` for kinds of counts.
+    ///
+    /// # Errors
+    /// The field is missing or malformed.
+    pub fn gate_sums(
+        &self,
+        kind: SignatureKind,
+        prefill: &Signature,
+    ) -> Result<Option<Vec<f32>>, TraceError> {
+        let (field, text) = match kind {
+            SignatureKind::GateProb => ("gate_prob", &self.gate_prob),
+            SignatureKind::GateScore => ("gate_score", &self.gate_score),
+            _ => return Ok(None),
+        };
+        let hint = "record the gate sums of every request, base64 of little-endian f32 [layer][expert], or fit with `--signature count-idf`";
+        match text {
+            Some(text) => gate::decode(text, prefill.counts().len())
+                .map(Some)
+                .map_err(|problem| self.invalid(field, problem, hint)),
+            None => Err(self.invalid(field, "it is missing".into(), hint)),
+        }
     }
 
     /// The expert ids of every decode step, verified against `decode_tokens` and, where it is given,
@@ -196,6 +232,8 @@ impl Record {
             prefill: field(&empty, "prefill", raw.prefill, HEADER)?,
             decode: field(&empty, "decode", raw.decode, HEADER)?,
             decode_topk: field(&empty, "decode_topk", raw.decode_topk, "a base64 string")?,
+            gate_prob: field(&empty, "gate_prob", raw.gate_prob, "a base64 string")?,
+            gate_score: field(&empty, "gate_score", raw.gate_score, "a base64 string")?,
             prefix: field(
                 &empty,
                 "prefix",
@@ -234,6 +272,10 @@ pub(crate) struct Raw<'a> {
     pub(crate) decode: Option<&'a RawValue>,
     #[serde(borrow)]
     pub(crate) decode_topk: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(crate) gate_prob: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(crate) gate_score: Option<&'a RawValue>,
     #[serde(borrow)]
     pub(crate) prefix: Option<&'a RawValue>,
 }

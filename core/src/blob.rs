@@ -11,8 +11,9 @@
 //! Its one metadata string, `eldr`, is canonical JSON: keys sorted, no spaces (fields below).
 //!
 //! `experts`, `layers_total`: the model's geometry. `fit`: see [`Fit`]. `format_version`: [`FORMAT_VERSION`]. `model`: name. `regions`: K
-//! lists of decode cluster names. `revision`: grows with each publication. `sha256`. `signature`: `count_idf`. `source`: only in a
-//! blob that was made of another format, what that file said beside its numbers. `tau`: band width.
+//! lists of decode cluster names. `revision`: grows with each publication. `sha256`. `signature`: a name of
+//! [`SignatureKind`]. `source`: only in a blob that was made of another format, what that file said beside its numbers.
+//! `tau`: band width.
 //!
 //! `sha256` covers that JSON without `sha256` and then, for `centroids`, `idf`, `layers` in this order, the
 //! tensor's name, dtype, shape (each dimension as little-endian `u64`) and bytes. Every hashed piece is preceded by its
@@ -27,14 +28,12 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::signature::Geometry;
-use crate::transform::{Transform, TransformError};
+use crate::transform::{SignatureKind, Transform, TransformError};
 
 /// The version that this code writes and reads.
 pub const FORMAT_VERSION: u32 = 1;
 /// Quantiles at which a region's similarities are recorded.
 pub const QUANTILES: [f64; 7] = [0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0];
-/// The only signature that this version knows: counts × inverse document frequency.
-const SIGNATURE: &str = "count_idf";
 /// Longest [`Blob::source`], bytes: a gateway carries it along and has no use for it.
 pub const SOURCE_BYTES_MAX: usize = 16 << 10;
 /// How far a centroid's length may be from 1.
@@ -226,16 +225,19 @@ impl Blob {
         if found != expected {
             return Err(BlobError::Hash { found, expected });
         }
-        if metadata.signature != SIGNATURE {
-            return Err(BlobError::field("signature", metadata.signature, SIGNATURE));
-        }
+        let known = SignatureKind::ALL.map(SignatureKind::name);
+        let kind = SignatureKind::ALL
+            .into_iter()
+            .find(|kind| kind.name() == metadata.signature)
+            .ok_or_else(|| BlobError::field("signature", metadata.signature, known.join(", ")))?;
         let geometry = Geometry::new(metadata.layers_total, metadata.experts).map_err(|error| {
             BlobError::field("layers_total, experts", error, "1 to 65536 counts")
         })?;
         let blob = Self {
             revision: metadata.revision,
             model: metadata.model,
-            transform: Transform::new(geometry, u16s(&tensors.layers), f32s(&tensors.idf))?,
+            transform: Transform::new(geometry, u16s(&tensors.layers), f32s(&tensors.idf))?
+                .with_kind(kind),
             centroids: f32s(&tensors.centroids),
             tau: metadata.tau,
             regions: metadata.regions,
@@ -348,7 +350,7 @@ impl Blob {
             regions: self.regions.clone(),
             revision: self.revision,
             sha256: None,
-            signature: SIGNATURE.into(),
+            signature: self.transform.kind().name().into(),
             source: self.source.clone(),
             tau: self.tau,
         }

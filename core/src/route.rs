@@ -6,6 +6,7 @@ use crate::decide::{
 };
 use crate::signature::{Encoded, Geometry, SignatureError};
 use crate::similarity::Folded;
+use crate::transform::SignatureKind;
 
 /// Buffers that routing reuses; keep one per thread.
 #[derive(Debug, Default)]
@@ -15,17 +16,31 @@ pub struct Scratch {
     similarities: Vec<f32>,
 }
 
-/// A blob names a decode cluster that the configuration does not list.
+/// Why a blob cannot route here.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "region {region} of the centroid blob names decode cluster {cluster:?}, which is not configured\n\
-     hint: list it in `decode_clusters`, or fit with `--workers` as configured"
-)]
-pub struct UnknownCluster {
-    /// Region in the blob.
-    pub region: usize,
-    /// The name.
-    pub cluster: String,
+#[non_exhaustive]
+pub enum BindError {
+    /// A blob names a decode cluster that the configuration does not list.
+    #[error(
+        "region {region} of the centroid blob names decode cluster {cluster:?}, which is not configured\n\
+         hint: list it in `decode_clusters`, or give the blob the configured ones with `eldr remap`"
+    )]
+    UnknownCluster {
+        /// Region in the blob.
+        region: usize,
+        /// The name.
+        cluster: String,
+    },
+    /// A blob compares what the signature header does not carry.
+    #[error(
+        "the centroid blob compares signatures of kind {}, but the signature header carries expert counts only\n\
+         hint: fit with `--signature count-idf`",
+        kind.name()
+    )]
+    NotOfCounts {
+        /// What it compares.
+        kind: SignatureKind,
+    },
 }
 
 /// A blob bound to the configured decode workers.
@@ -38,6 +53,7 @@ pub struct Map {
     /// Tells maps of the same revision and other numbers apart.
     pub fingerprint: u64,
     geometry: Geometry,
+    kind: SignatureKind,
     /// Selected layers.
     layers: Vec<u16>,
     folded: Folded,
@@ -48,14 +64,18 @@ impl Map {
     /// Finds the blob's decode clusters among `workers`.
     ///
     /// # Errors
-    /// The blob names a cluster that is not there.
-    pub fn bind(blob: Blob, workers: &[String]) -> Result<Self, UnknownCluster> {
+    /// The blob names a cluster that is not there, or compares what the signature header does not carry.
+    pub fn bind(blob: Blob, workers: &[String]) -> Result<Self, BindError> {
+        let kind = blob.transform.kind();
+        if !kind.is_of_counts() {
+            return Err(BindError::NotOfCounts { kind });
+        }
         let index_of = |region: usize, cluster: &String| {
             let found = workers
                 .iter()
                 .position(|worker| worker == cluster)
                 .map(WorkerIndex);
-            found.ok_or_else(|| UnknownCluster {
+            found.ok_or_else(|| BindError::UnknownCluster {
                 region,
                 cluster: cluster.clone(),
             })
@@ -76,6 +96,7 @@ impl Map {
             tau: blob.tau,
             fingerprint: fingerprint(&blob),
             geometry: blob.transform.geometry(),
+            kind,
             layers: blob.transform.layers().to_vec(),
             folded: Folded::new(&blob.transform, &blob.centroids),
             regions: Regions::new(regions),
@@ -118,6 +139,7 @@ impl Map {
             ..
         } = scratch;
         done(Step::Decode);
+        self.kind.shape(counts);
         self.folded.to_each(counts, similarities);
         done(Step::Compare);
         Ok(similarities)
@@ -128,7 +150,8 @@ impl Map {
 fn fingerprint(blob: &Blob) -> u64 {
     let transform = &blob.transform;
     let numbers = transform.weights().iter().chain(&blob.centroids);
-    let words = transform.layers().iter().map(|&layer| u32::from(layer));
+    let kind = std::iter::once(transform.kind() as u32);
+    let words = kind.chain(transform.layers().iter().map(|&layer| u32::from(layer)));
     let words = words.chain(numbers.map(|number| number.to_bits()));
     words.fold(0xcbf2_9ce4_8422_2325, |hash, word| {
         (hash ^ u64::from(word)).wrapping_mul(0x0100_0000_01b3)

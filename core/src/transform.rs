@@ -1,4 +1,6 @@
-//! Counts → unit vector: weight, concatenate the selected layers, L2-normalise (ELDR §4).
+//! Counts → unit vector: shape, weight, concatenate the selected layers, L2-normalise (ELDR §4).
+
+use serde::{Deserialize, Serialize};
 
 use crate::signature::Geometry;
 
@@ -15,6 +17,68 @@ pub fn idf(document_frequency: &[u32], requests: u32) -> Vec<f32> {
         .iter()
         .map(|&df| (above / (df as f32 + 1.0)).ln())
         .collect()
+}
+
+/// What of a request's routing is compared: the six signatures of the paper's ablation (ELDR §4).
+///
+/// The first four follow from expert counts, which is what the signature header carries; the gate sums are for
+/// comparing signatures offline. The names are those of the blob's metadata.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SignatureKind {
+    /// Counts × a weight per (layer, expert).
+    #[default]
+    CountIdf,
+    /// Counts.
+    Count,
+    /// Square roots of counts, which damp the experts that everybody uses.
+    Sqrt,
+    /// 1 for an expert that was used, 0 for others.
+    Binary,
+    /// Sums over the prompt of the full softmax of the gate.
+    GateProb,
+    /// Sums over the prompt of the gate weights of the selected experts.
+    GateScore,
+}
+
+impl SignatureKind {
+    /// Every kind once.
+    pub const ALL: [Self; 6] = [
+        Self::CountIdf,
+        Self::Count,
+        Self::Sqrt,
+        Self::Binary,
+        Self::GateProb,
+        Self::GateScore,
+    ];
+
+    /// The name in the blob's metadata.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::CountIdf => "count_idf",
+            Self::Count => "count",
+            Self::Sqrt => "sqrt",
+            Self::Binary => "binary",
+            Self::GateProb => "gate_prob",
+            Self::GateScore => "gate_score",
+        }
+    }
+
+    /// Whether expert counts are enough to compute it.
+    pub fn is_of_counts(self) -> bool {
+        !matches!(self, Self::GateProb | Self::GateScore)
+    }
+
+    /// What the counts, or the gate sums of a gate kind, become before they are weighted.
+    pub fn shape(self, values: &mut [f32]) {
+        match self {
+            Self::CountIdf | Self::Count | Self::GateProb | Self::GateScore => {}
+            Self::Sqrt => values.iter_mut().for_each(|value| *value = value.sqrt()),
+            Self::Binary => values
+                .iter_mut()
+                .for_each(|value| *value = f32::from(u8::from(*value > 0.0))),
+        }
+    }
 }
 
 /// Why numbers are not a transform.
@@ -52,16 +116,17 @@ pub enum TransformError {
     NoWeight,
 }
 
-/// What turns counts into vectors that can be compared: layer selection and one weight per (layer, expert).
+/// What turns counts into vectors that can be compared: layer selection, kind, and one weight per (layer, expert).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Transform {
     geometry: Geometry,
+    kind: SignatureKind,
     layers: Vec<u16>,
     weights: Vec<f32>,
 }
 
 impl Transform {
-    /// `layers` ascending, `weights` row-major `[selected layer][expert]`.
+    /// `layers` ascending, `weights` row-major `[selected layer][expert]`; weighted counts.
     ///
     /// # Errors
     /// See [`TransformError`].
@@ -99,9 +164,21 @@ impl Transform {
         }
         Ok(Self {
             geometry,
+            kind: SignatureKind::CountIdf,
             layers,
             weights,
         })
+    }
+
+    /// The same of another kind of signature.
+    #[must_use]
+    pub fn with_kind(self, kind: SignatureKind) -> Self {
+        Self { kind, ..self }
+    }
+
+    /// What of a request's routing is compared.
+    pub fn kind(&self) -> SignatureKind {
+        self.kind
     }
 
     /// The model's geometry.
@@ -124,7 +201,8 @@ impl Transform {
         self.weights.len()
     }
 
-    /// The unit vector of the counts of the selected layers, row-major `[selected layer][expert]`.
+    /// The unit vector of the counts (of a gate kind: the gate sums) of the selected layers, row-major
+    /// `[selected layer][expert]`.
     pub fn apply<T: Copy + Into<f32>>(&self, counts: &[T]) -> Vec<f32> {
         let mut vector = Vec::new();
         self.apply_into(counts, &mut vector);
@@ -134,12 +212,12 @@ impl Transform {
     /// [`apply`](Self::apply) into a buffer that is reused.
     pub fn apply_into<T: Copy + Into<f32>>(&self, counts: &[T], vector: &mut Vec<f32>) {
         vector.clear();
-        vector.extend(
-            counts
-                .iter()
-                .zip(&self.weights)
-                .map(|(&count, weight)| count.into() * weight),
-        );
+        vector.extend(counts.iter().map(|&count| count.into()));
+        self.kind.shape(vector);
+        vector
+            .iter_mut()
+            .zip(&self.weights)
+            .for_each(|(value, weight)| *value *= weight);
         let norm = crate::similarity::dot(vector, vector).sqrt().max(MIN_NORM);
         for value in vector {
             *value /= norm;

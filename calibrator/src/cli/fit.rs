@@ -5,19 +5,26 @@ use std::io::Write as _;
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use eldr_core::blob::Blob;
+use eldr_core::transform::SignatureKind;
 use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::BlobFacts;
 use crate::blob_file;
 use crate::error::Error;
-use crate::fit::{self, DECODE_REQUESTS_MIN, Fitted, Options, Progress};
+use crate::fit::{
+    self, Choice, DECODE_REQUESTS_MIN, Fitted, Layers, Measure, Options, Progress, Quality,
+    RESTARTS, Regions,
+};
+use crate::held_out;
 use crate::inspect::Summary;
 use crate::kmeans::ROUNDS_MAX;
 use crate::layers::Selection;
 use crate::output::OutputFile;
 use crate::requests::Requests;
+use crate::weights::Weight;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
@@ -28,7 +35,14 @@ A trace is JSON Lines, plain or gzip, with at least {\"id\":…,\"prefill\":…}
 `prefill` is the value of the x-eldr-signature header of the prefill response. An access log of Envoy
 in JSON that captures it is a trace: other keys and lines without a signature are skipped. With
 `decode`, the same counts over the generated tokens, the layers that predict decode best are chosen;
-without it all layers are used. The same traces, options and seed give the same bytes.")]
+without it all layers are used. The same traces, options and seed give the same bytes.
+
+A quarter of the requests is held out first, or other traces are given with --held-out, and layers and
+regions are measured on it: how well signatures predict decode (rho), whether requests of one region
+are more alike than any two, and how evenly a gateway would load the workers. With --regions auto the
+fit takes as many regions as spread evenly. Warnings say when a blob will not do what it should.
+
+The fit of the paper: --weight presence-idf --regions N --restarts 1, N the number of workers.")]
 pub(super) struct FitArgs {
     /// Traces to calibrate on
     #[arg(required = true, value_name = "TRACE")]
@@ -36,9 +50,29 @@ pub(super) struct FitArgs {
     /// Centroid blob to write
     #[arg(short, long, value_name = "BLOB")]
     output: PathBuf,
-    /// Decode cluster names as Envoy knows them, one region each
+    /// Decode cluster names as Envoy knows them
     #[arg(long, required = true, value_delimiter = ',', value_name = "NAME,…")]
     workers: Vec<String>,
+    /// Number of regions: auto, or a number; with fewer than workers a region has several, with more a
+    /// worker serves several
+    #[arg(long, default_value = "auto", value_parser = regions, value_name = "auto|N")]
+    regions: Regions,
+    /// Layers to compare: auto (those that predict decode best), all, or a list such as 0-3,7
+    #[arg(long, default_value = "auto", value_parser = layers, value_name = "auto|all|LIST")]
+    layers: Layers,
+    /// What of a request's routing is compared; gateways know the kinds that expert counts give, the
+    /// gate kinds need traces with gate sums
+    #[arg(long, default_value = "count-idf", value_parser = signatures())]
+    signature: SignatureKind,
+    /// How experts are weighted, with count-idf [default: deviation]
+    #[arg(long, value_enum)]
+    weight: Option<Weight>,
+    /// K-means starts, of which the best is kept
+    #[arg(long, default_value_t = RESTARTS as u16, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    restarts: u16,
+    /// Measure the fit on these traces instead of a part of the others
+    #[arg(long, value_name = "TRACE")]
+    held_out: Vec<PathBuf>,
     /// Model that the signatures come from, for people and checks
     #[arg(long, default_value = "*")]
     model: String,
@@ -67,7 +101,7 @@ pub(super) fn tau(text: &str) -> Result<f32, String> {
     }
 }
 
-/// Whether these are names of decode clusters, each once; the text is for a usage error.
+/// What is wrong with the names after `--workers`, for a usage error.
 pub(super) fn check_workers(workers: &[String]) -> Result<(), String> {
     let mut seen = BTreeSet::new();
     for worker in workers {
@@ -78,11 +112,60 @@ pub(super) fn check_workers(workers: &[String]) -> Result<(), String> {
         }
         if !seen.insert(worker) {
             return Err(format!(
-                "--workers: {worker} is named twice\nhint: a worker has one region; name each once"
+                "--workers: {worker} is named twice\nhint: name each worker once; how many regions it serves follows from `--regions`"
             ));
         }
     }
     Ok(())
+}
+
+fn regions(text: &str) -> Result<Regions, String> {
+    match text.parse() {
+        _ if text == "auto" => Ok(Regions::Auto),
+        Ok(regions @ 1..=REGIONS_MAX) => Ok(Regions::Fixed(regions)),
+        _ => Err(format!(
+            "auto or a number from 1 to {REGIONS_MAX} was expected"
+        )),
+    }
+}
+
+/// More regions than that are a mistake, and would take memory for nothing.
+const REGIONS_MAX: usize = 4096;
+
+fn layers(text: &str) -> Result<Layers, String> {
+    match text {
+        "auto" => return Ok(Layers::Auto),
+        "all" => return Ok(Layers::All),
+        _ => {}
+    }
+    let mut layers: Vec<u16> = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let range = first.parse().ok().zip(last.parse().ok());
+        match range.filter(|(first, last)| {
+            first <= last && layers.last().is_none_or(|before| before < first)
+        }) {
+            Some((first, last)) => layers.extend(first..=last),
+            None => return Err("auto, all, or ascending layers such as 0-3,7 were expected".into()),
+        }
+    }
+    Ok(Layers::List(layers))
+}
+
+fn signatures() -> impl clap::builder::TypedValueParser<Value = SignatureKind> {
+    let names = [
+        "count-idf",
+        "count",
+        "sqrt",
+        "binary",
+        "gate-prob",
+        "gate-score",
+    ];
+    PossibleValuesParser::new(names).map(|given| {
+        let name = given.replace('-', "_");
+        let mut kinds = SignatureKind::ALL.into_iter();
+        kinds.find(|kind| kind.name() == name).unwrap_or_default()
+    })
 }
 
 /// What `--json` prints: how the fit went, and the blob's facts.
@@ -92,8 +175,13 @@ struct Report<'a> {
     file: BlobFacts,
     records_skipped: usize,
     requests_with_decode: usize,
+    requests_without_weight: usize,
+    weight: Option<Weight>,
     layer_selection: &'static str,
     selection: Option<&'a Selection>,
+    regions_chosen: &'a Choice,
+    held_out: Option<&'a Quality>,
+    warnings: &'a [String],
     rounds: usize,
     converged: bool,
     mean_distance: f64,
@@ -104,6 +192,11 @@ struct Report<'a> {
 impl FitArgs {
     /// What clap cannot check on its own; the text is for a usage error.
     pub(super) fn check(&self) -> Result<(), String> {
+        if self.weight.is_some() && self.signature != SignatureKind::CountIdf {
+            return Err(
+                "--weight: only the signature count-idf is weighted\nhint: leave out --weight or --signature".into(),
+            );
+        }
         check_workers(&self.workers)
     }
 
@@ -113,8 +206,12 @@ impl FitArgs {
             let hint = "check that the folder exists and may be written to";
             self.failed("creating", &error, hint)
         })?;
-        let requests = self.read()?;
-        let fitted = self.fit(&requests)?;
+        let requests = self.read(&self.traces)?;
+        let held_out = match &self.held_out[..] {
+            [] => None,
+            traces => Some(self.read(traces)?),
+        };
+        let fitted = self.fit(&requests, held_out.as_ref())?;
         let bytes = fitted
             .blob
             .to_bytes()
@@ -125,7 +222,12 @@ impl FitArgs {
             .and_then(|()| output.commit())
             .map_err(|error| self.failed("writing", &error, "check the free space of the disk"))?;
         let summary = Summary::from(&fitted.blob);
-        notes(&requests, &fitted, &summary);
+        self.notes(&requests, &fitted, &summary);
+        let quality = fitted.quality.as_ref();
+        let warnings = quality.map(Quality::warnings).unwrap_or_default();
+        for warning in &warnings {
+            eprintln!("warning: {warning}");
+        }
         let file = BlobFacts::new(&self.output, &bytes);
         let mean_distance = fitted.total_distance / requests.len() as f64;
         if self.json {
@@ -133,12 +235,17 @@ impl FitArgs {
                 file,
                 records_skipped: requests.skipped(),
                 requests_with_decode: fitted.decode_requests,
-                layer_selection: if fitted.selection.is_some() {
-                    "forward_greedy"
-                } else {
-                    "all"
+                requests_without_weight: fitted.without_weight.len(),
+                weight: (self.signature == SignatureKind::CountIdf).then(|| self.weight()),
+                layer_selection: match (&self.layers, &fitted.selection) {
+                    (Layers::List(_), _) => "list",
+                    (_, Some(_)) => "forward_greedy",
+                    _ => "all",
                 },
                 selection: fitted.selection.as_ref(),
+                regions_chosen: &fitted.choice,
+                held_out: fitted.quality.as_ref(),
+                warnings: &warnings,
                 rounds: fitted.rounds,
                 converged: fitted.converged,
                 mean_distance,
@@ -152,11 +259,20 @@ impl FitArgs {
         };
         Ok(format!(
             "{}trace    {} requests, {} with decode counts{skipped}\n\
-             K-means  {} rounds, mean cosine distance {mean_distance:.4}\n{}",
+             K-means  {} rounds, mean cosine distance {mean_distance:.4}\n\
+             regions  {}\n{}{}",
             file.text(),
             requests.len(),
             fitted.decode_requests,
             fitted.rounds,
+            fitted.choice.text(),
+            quality.map_or(
+                format!(
+                    "held out none: a quarter of the requests must be at least {}\n",
+                    held_out::REQUESTS_MIN
+                ),
+                Quality::text,
+            ),
             summary.text(),
         ))
     }
@@ -185,28 +301,48 @@ impl FitArgs {
         Error::new(format!("{file}: {doing} the blob failed: {error}"), hint)
     }
 
-    fn read(&self) -> Result<Requests, Error> {
+    fn weight(&self) -> Weight {
+        self.weight.unwrap_or_default()
+    }
+
+    fn read(&self, traces: &[PathBuf]) -> Result<Requests, Error> {
         let bar = ProgressBar::new_spinner().with_message("reading");
         bar.set_style(super::style("{spinner} {msg}: {pos} requests"));
-        let requests = Requests::read(&self.traces, || bar.inc(1));
+        let requests = Requests::read_for(self.signature, traces, || bar.inc(1));
         bar.finish_and_clear();
         requests
     }
 
-    fn fit(&self, requests: &Requests) -> Result<Fitted, Error> {
+    fn fit(&self, requests: &Requests, held_out: Option<&Requests>) -> Result<Fitted, Error> {
         let options = Options {
-            workers: self.workers.clone(),
             model: self.model.clone(),
             tau: self.tau,
             seed: self.seed,
             revision: self.revision,
+            weight: self.weight(),
+            layers: self.layers.clone(),
+            regions: self.regions,
+            restarts: self.restarts.into(),
+            ..Options::new(self.workers.clone())
         };
+        let measure = held_out.map_or(Measure::Part, Measure::Against);
         let bar = ProgressBar::new(0);
-        bar.set_style(super::style("{msg:>16} {wide_bar} {pos}/{len} {elapsed}"));
-        let fitted = fit::fit(requests, &options, |progress| {
+        bar.set_style(super::style("{msg:>20} {wide_bar} {pos}/{len} {elapsed}"));
+        let fitted = fit::fit_measured(requests, measure, &options, |progress| {
             let (message, done, total) = match progress {
-                Progress::Layers { done, total } => ("choosing layers", done, total),
-                Progress::Rounds { done } => ("clustering", done, ROUNDS_MAX),
+                Progress::Layers { done, total } => ("choosing layers".into(), done, total),
+                Progress::Rounds {
+                    regions,
+                    restart,
+                    done,
+                } => {
+                    let start = restart + 1;
+                    (
+                        format!("{regions} regions, start {start}"),
+                        done,
+                        ROUNDS_MAX,
+                    )
+                }
             };
             bar.set_message(message);
             bar.set_length(total as u64);
@@ -215,28 +351,48 @@ impl FitArgs {
         bar.finish_and_clear();
         fitted
     }
-}
 
-/// What a person should know before using the blob.
-fn notes(requests: &Requests, fitted: &Fitted, summary: &Summary) {
-    if fitted.selection.is_none() {
-        eprintln!(
-            "note: all {} layers are used: {} of {} requests have `decode` counts, {DECODE_REQUESTS_MIN} are needed to choose layers",
-            summary.layers.len(),
-            fitted.decode_requests,
-            requests.len(),
-        );
-    }
-    if !fitted.converged {
-        eprintln!(
-            "note: K-means was stopped after {} rounds, still moving",
-            fitted.rounds
-        );
-    }
-    if 2 * summary.zero_weights > summary.dimension {
-        eprintln!(
-            "note: {} of {} weights are zero, for experts that every request touches; shorter prompts or more varied ones keep more",
-            summary.zero_weights, summary.dimension,
-        );
+    /// What a person should know before using the blob.
+    fn notes(&self, requests: &Requests, fitted: &Fitted, summary: &Summary) {
+        let all = requests.len();
+        if fitted.selection.is_none() && self.layers == Layers::Auto {
+            eprintln!(
+                "note: all {} layers are used: {} of {all} requests have `decode` counts, {DECODE_REQUESTS_MIN} are needed to choose layers",
+                summary.layers.len(),
+                fitted.decode_requests,
+            );
+        }
+        if fitted.faded {
+            eprintln!(
+                "note: all weights are zero, so plain counts are compared: requests do not differ in what --weight {} looks at, another may tell them apart",
+                clap::ValueEnum::to_possible_value(&self.weight())
+                    .map_or(String::new(), |value| value.get_name().to_owned()),
+            );
+        }
+        if let Some(&first) = fitted.without_weight.first() {
+            eprintln!(
+                "note: {} of {all} requests are left out: they have no count with a weight on layers {:?}; the first is {}",
+                fitted.without_weight.len(),
+                summary.layers,
+                requests.name(first),
+            );
+        }
+        if !self.signature.is_of_counts() {
+            eprintln!(
+                "note: gateways refuse this blob: the signature header carries expert counts, not gate sums; use it to compare, and fit with --signature count-idf"
+            );
+        }
+        if !fitted.converged {
+            eprintln!(
+                "note: K-means was stopped after {} rounds, still moving",
+                fitted.rounds
+            );
+        }
+        if 2 * summary.zero_weights > summary.dimension {
+            eprintln!(
+                "note: {} of {} weights are zero, for experts that do not tell requests apart",
+                summary.zero_weights, summary.dimension,
+            );
+        }
     }
 }

@@ -284,11 +284,13 @@ prop_compose! {
         prefill in proptest::option::of(text()),
         decode in proptest::option::of(text()),
         decode_topk in proptest::option::of(text()),
+        gate in proptest::option::of((text(), text())),
         prefix in proptest::option::of((text(), any::<u64>())),
     ) -> Record {
         let prefix = prefix.map(|(group, tokens)| Prefix { group, tokens });
+        let (gate_prob, gate_score) = gate.unzip();
         Record {
-            id, label, ts, prompt_tokens, decode_tokens, prefill, decode, decode_topk, prefix,
+            id, label, ts, prompt_tokens, decode_tokens, prefill, decode, decode_topk, gate_prob, gate_score, prefix,
             at: Location::default(),
         }
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use eldr_calibrator::trace::{self, Record};
 use eldr_core::blob::Blob;
 use insta::assert_snapshot;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::bench::{self, Bench, FIT, mask_hashes};
 
@@ -181,6 +181,7 @@ fn help_texts() {
         "--help",
         "fit --help",
         "inspect --help",
+        "remap --help",
         "place --help",
         "explain --help",
         "report --help",
@@ -201,6 +202,125 @@ fn help_texts() {
 }
 
 #[test]
+fn remap_gives_the_regions_to_other_workers() {
+    let bench = Bench::new();
+    bench
+        .write("t.jsonl", bench::trace(true))
+        .eldr(FIT)
+        .succeeded();
+    let mut told = String::new();
+    for command in [
+        "remap b.eldr --workers decode-1,decode-0 -o b.eldr",
+        "remap b.eldr --workers decode-2,decode-1 -o b.eldr",
+        "remap b.eldr --workers decode-1,decode-2,decode-3 -o b.eldr",
+        "remap b.eldr --workers decode-3 -o b.eldr",
+    ] {
+        let ran = bench.eldr(command);
+        told += &format!("$ eldr {command}\n{}\n", ran.succeeded().stdout);
+    }
+    assert_snapshot!(mask_hashes(&told));
+
+    let ran = bench.eldr("remap b.eldr --workers a,b -o c.eldr --revision 3 --json");
+    let report: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!((&report["revision"], ran.code), (&3.into(), 0));
+    let note = "note: b.eldr has revision 5; gateways that have it take only a higher one, not 3\n";
+    assert_eq!(ran.stderr, note);
+    bench.eldr("inspect c.eldr").succeeded();
+}
+
+#[test]
+fn several_workers_share_a_region_and_one_serves_several() {
+    let bench = Bench::new();
+    bench.write("t.jsonl", bench::trace(true));
+    for (workers, regions, expected) in [
+        ("a,b,c,d", 2, json!([["a", "b"], ["c", "d"]])),
+        ("a,b", 4, json!([["a"], ["a"], ["b"], ["b"]])),
+    ] {
+        let command =
+            format!("fit t.jsonl -o {regions}.eldr --workers {workers} --regions {regions} --json");
+        let report: Value = serde_json::from_str(&bench.eldr(&command).succeeded().stdout).unwrap();
+        let served: Vec<&Value> = report["regions"].as_array().unwrap().iter().collect();
+        let mut served: Vec<Value> = served
+            .iter()
+            .map(|region| region["workers"].clone())
+            .collect();
+        // Which regions are alike, and so share a worker, is up to the centroids.
+        served.sort_by_key(Value::to_string);
+        assert_eq!(Value::from(served), expected);
+    }
+}
+
+#[test]
+fn held_out_quality_is_always_reported() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/data/small-moe");
+    let trace = |name: &str| data.join(format!("{name}.jsonl.gz")).display().to_string();
+    let bench = Bench::new();
+    let workers = "--workers a,b,c,d";
+    let fit = |options: &str| {
+        let command = format!(
+            "fit {} -o {}.eldr {workers} {options}",
+            trace("task_calibration"),
+            options.len(),
+        );
+        bench.eldr(command.trim_end()).succeeded().stdout.clone()
+    };
+    let text = fit("");
+    for line in [
+        "held out 145 requests that were not fitted to: rho 0.",
+        "alike    0.",
+        "balance  the busiest worker gets 1.",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
+    let report: Value = serde_json::from_str(&fit("--json")).unwrap();
+    let held_out = &report["held_out"];
+    assert_eq!(
+        (&held_out["requests"], &report["warnings"]),
+        (&145.into(), &json!([]))
+    );
+    assert!(held_out["rho"].as_f64().unwrap() > 0.75, "{held_out}");
+    let chosen = held_out["trials"].as_array().unwrap().last().unwrap();
+    assert_eq!(
+        chosen["regions"].as_u64().unwrap() as usize,
+        report["regions"].as_array().unwrap().len()
+    );
+
+    // On requests of another day, all of the calibration is fitted to.
+    let other = fit(&format!("--json --held-out {}", trace("task_evaluation")));
+    let report: Value = serde_json::from_str(&other).unwrap();
+    assert_eq!(
+        (&report["held_out"]["requests"], &report["requests"]),
+        (&682.into(), &580.into())
+    );
+    assert!(report["held_out"]["rho"].as_f64().unwrap() > 0.75);
+}
+
+#[test]
+fn every_signature_of_counts_fits() {
+    let bench = Bench::new();
+    bench.write("t.jsonl", bench::trace(true));
+    let fit = "fit t.jsonl --workers decode-0,decode-1";
+    for signature in ["count-idf", "count", "sqrt", "binary"] {
+        let ran = bench.eldr(&format!(
+            "{fit} -o {signature}.eldr --signature {signature} --json"
+        ));
+        let report: Value = serde_json::from_str(&ran.succeeded().stdout).unwrap();
+        assert_eq!(report["signature"], signature.replace('-', "_"));
+    }
+    for weight in [
+        "deviation",
+        "dispersion",
+        "share-idf",
+        "mean-idf",
+        "presence-idf",
+    ] {
+        let ran = bench.eldr(&format!("{fit} -o {weight}.eldr --weight {weight} --json"));
+        let report: Value = serde_json::from_str(&ran.succeeded().stdout).unwrap();
+        assert_eq!(report["weight"], weight.replace('-', "_"));
+    }
+}
+
+#[test]
 fn the_shipped_calibration_traces_fit() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/data/small-moe");
     for workload in ["task", "language"] {
@@ -218,8 +338,13 @@ fn the_shipped_calibration_traces_fit() {
             fit["rho"]
         );
         assert_eq!(fit["converged"], true);
-        for region in fit["regions"].as_array().unwrap() {
-            assert_eq!(region["share"], 0.25);
+        let regions = fit["regions"].as_array().unwrap();
+        for region in regions {
+            let fair = 1.0 / regions.len() as f64;
+            assert!(
+                (region["share"].as_f64().unwrap() - fair).abs() < 0.01,
+                "{region}"
+            );
         }
     }
 }

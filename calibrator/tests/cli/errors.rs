@@ -67,15 +67,139 @@ fn traces_that_cannot_be_fitted() {
     let other = r#"{"id":"e","prefill":":AQA=:;l=1;e=1"}"#;
     let alike = ["a", "b", "c"].map(|id| line(id, [1, 0, 2, 1], true));
     let told = [
-        line("a", [1, 2, 3, 4], false),
+        line("zero", [0; 4], false),
         trace(true) + other,
-        trace(true) + &line("zero", [0; 4], false),
-        line("a", [1; 4], false) + &line("b", [2; 4], false),
         alike.concat(),
     ]
     .map(fit)
     .concat();
     assert_snapshot!(told);
+}
+
+#[test]
+fn fits_that_ask_for_what_the_trace_does_not_have() {
+    let bench = Bench::new();
+    let other = r#"{"id":"e","prefill":":AQA=:;l=1;e=1"}"#;
+    let gate = |sums: &str| {
+        let line = line("a", [1, 2, 3, 4], false);
+        line.replace("\"prefill\"", &format!("\"gate_prob\":{sums},\"prefill\""))
+    };
+    bench
+        .write("t.jsonl", trace(true))
+        .write("other.jsonl", other)
+        .write("short.jsonl", gate(r#""AAAAAA==""#))
+        .write("broken.jsonl", gate("7"))
+        .write("nan.jsonl", gate(r#""AADAfwAAwH8AAMB/AADAfw==""#));
+    let told = transcript(
+        &bench,
+        &[
+            &format!("{FIT} --layers 0,2"),
+            &format!("{FIT} --regions 5"),
+            &format!("{FIT} --held-out other.jsonl"),
+            &format!("{FIT} --held-out none.jsonl"),
+            &format!("{FIT} --signature gate-prob"),
+            "fit short.jsonl -o b.eldr --workers a --signature gate-prob",
+            "fit broken.jsonl -o b.eldr --workers a --signature gate-prob",
+            "fit nan.jsonl -o b.eldr --workers a --signature gate-prob",
+        ],
+    );
+    assert_snapshot!(told);
+    assert!(!bench.path("b.eldr").exists());
+}
+
+#[test]
+fn fits_that_will_not_do_much() {
+    let bench = Bench::new();
+    let noted = |name: &str, trace: String, options: &str| {
+        let workers = "--workers decode-0,decode-1";
+        let command = format!("fit {name} -o {name}.eldr {workers} {options}");
+        let ran = bench.write(name, trace).eldr(&command);
+        assert_eq!(ran.code, 0, "{}", ran.stderr);
+        let stderr = ran.stderr;
+        format!("$ eldr {command}\n{stderr}\n")
+    };
+    let requests = |counts: &dyn Fn(usize) -> [u16; 4]| -> String {
+        let line = |at| line(&format!("r{at}"), counts(at), true);
+        (0..60).map(line).collect()
+    };
+    let alike = requests(&|at| [50 + at as u16 % 3, 50, 50 + at as u16 % 7, 50]);
+    let told = [
+        // Every prompt touches every expert; a request of no count; counts that say nothing; one kind; another mix.
+        noted("faded.jsonl", alike, "--weight presence-idf --layers all"),
+        noted(
+            "zero.jsonl",
+            trace(false) + &line("zero", [0; 4], false),
+            "--seed 1",
+        ),
+        noted("noise.jsonl", noise(), "--regions 2"),
+        noted("other_mix.jsonl", kinds(&|_| true), "--regions 2"),
+        noted(
+            "mix.jsonl",
+            kinds(&|at| at % 2 == 0),
+            "--held-out other_mix.jsonl",
+        ),
+    ]
+    .concat();
+    assert_snapshot!(told);
+}
+
+/// Requests whose decode counts have nothing to do with those of the prompt.
+fn noise() -> String {
+    let mut state = 1u32;
+    let mut counts = || {
+        [0; 4].map(|_: u16| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            50 + (state >> 16) as u16 % 50
+        })
+    };
+    let mut text = String::new();
+    for at in 0..200 {
+        let decode = line("", counts(), true);
+        let (_, decode) = decode.split_once(r#""decode""#).unwrap();
+        let prompt = line(&format!("n{at}"), counts(), false);
+        text += &format!(
+            "{},\"decode\"{decode}",
+            prompt.trim_end().trim_end_matches('}')
+        );
+    }
+    text
+}
+
+/// Requests of two kinds; which one, `is_first` says.
+fn kinds(is_first: &dyn Fn(usize) -> bool) -> String {
+    let line = |at: usize| {
+        let (much, little) = (90 + at as u16 % 5, at as u16 % 3);
+        let counts = if is_first(at) {
+            [much, little, much, little]
+        } else {
+            [little, much, little, much]
+        };
+        line(&format!("k{at}"), counts, true)
+    };
+    (0..80).map(line).collect()
+}
+
+#[test]
+fn blobs_that_cannot_be_remapped() {
+    let bench = Bench::new();
+    bench.write("t.jsonl", trace(true)).eldr(FIT).succeeded();
+    bench
+        .eldr(&format!("{FIT} --revision {}", u64::MAX).replace("b.eldr", "last.eldr"))
+        .succeeded();
+    let told = transcript(
+        &bench,
+        &[
+            "remap none --workers a -o new.eldr",
+            "remap t.jsonl --workers a -o new.eldr",
+            "remap b.eldr --workers a -o no/new.eldr",
+            "remap last.eldr --workers a -o new.eldr",
+            "remap b.eldr -o new.eldr",
+            "remap b.eldr --workers a,a -o new.eldr",
+            "remap b.eldr --workers a,,b -o new.eldr",
+        ],
+    );
+    assert_snapshot!(told);
+    assert!(!bench.path("new.eldr").exists());
 }
 
 #[test]
@@ -257,6 +381,14 @@ fn wrong_usage() {
             "fit t.jsonl -o b.eldr --workers a --tau 3",
             "fit t.jsonl -o b.eldr --workers a --tau x",
             "fit t.jsonl -o b.eldr --workers a --revision -1",
+            "fit t.jsonl -o b.eldr --workers a --regions 0",
+            "fit t.jsonl -o b.eldr --workers a --regions many",
+            "fit t.jsonl -o b.eldr --workers a --layers 3-1",
+            "fit t.jsonl -o b.eldr --workers a --layers 1,1",
+            "fit t.jsonl -o b.eldr --workers a --restarts 0",
+            "fit t.jsonl -o b.eldr --workers a --signature tfidf",
+            "fit t.jsonl -o b.eldr --workers a --weight bm25",
+            "fit t.jsonl -o b.eldr --workers a --signature sqrt --weight deviation",
             "inspect",
             "place b t",
             "place b --gpus 2",

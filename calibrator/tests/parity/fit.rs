@@ -1,4 +1,6 @@
-use eldr_calibrator::fit::{Options, Progress, fit_with, idf};
+use eldr_calibrator::fit::{Options, Progress, fit_with};
+use eldr_calibrator::requests::Requests;
+use eldr_calibrator::weights::Weight;
 use eldr_core::signature::Geometry;
 use serde::Deserialize;
 
@@ -15,6 +17,11 @@ struct IdfCase {
     idf: Vec<Vec<f32>>,
 }
 
+fn idf(requests: &Requests) -> Vec<f32> {
+    let all: Vec<usize> = (0..requests.len()).collect();
+    Weight::PresenceIdf.of(requests, &all)
+}
+
 #[test]
 fn weights_of_small_cases() {
     for case in json::<IdfCases>("b_idf_tiny.json").cases {
@@ -24,7 +31,7 @@ fn weights_of_small_cases() {
             experts: case.counts[0][0].len(),
         };
         let counts = case.counts.concat().concat();
-        let found = idf(&requests(geometry, &counts, None)).unwrap();
+        let found = idf(&requests(geometry, &counts, None));
         assert_close(&found, &case.idf.concat(), 1e-6);
     }
 }
@@ -38,7 +45,7 @@ fn weights_at_full_size() {
         experts: counts.shape[2],
     };
     let counts: Vec<u16> = counts.data.into_iter().map(u16::from).collect();
-    let found = idf(&requests(geometry, &counts, None)).unwrap();
+    let found = idf(&requests(geometry, &counts, None));
     assert_close(&found, &npz.array::<f32>("idf").unwrap().data, 1e-6);
 }
 
@@ -79,24 +86,18 @@ fn check(name: &str) {
     let pairs = pairs(&mut trace, "");
     let start = trace.array::<f32>("initial_centroids").unwrap().data;
 
-    let weights = idf(&requests).unwrap();
+    let weights = idf(&requests);
     assert_close(&weights, &trace.array::<f32>("idf").unwrap().data, 1e-6);
 
-    let options = Options {
-        workers: (0..expected.regions)
-            .map(|worker| format!("decode-{worker}"))
-            .collect(),
-        model: name.into(),
-        tau: 0.1,
-        seed: 1,
-        revision: 1,
-    };
+    let workers = 0..expected.regions;
+    let workers = workers.map(|worker| format!("decode-{worker}")).collect();
+    let options = Options::as_published(workers);
     let mut layers_tried = 0;
     let fitted = fit_with(
         &requests,
         &options,
         &pairs,
-        |_| start,
+        |_| start.clone(),
         |progress| {
             layers_tried += usize::from(matches!(progress, Progress::Layers { .. }));
         },

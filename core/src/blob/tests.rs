@@ -37,6 +37,16 @@ fn a_blob_is_read_as_it_was_written_and_has_one_form() {
 }
 
 #[test]
+fn every_kind_of_signature_is_kept() {
+    for kind in SignatureKind::ALL {
+        let mut blob = small();
+        blob.transform = blob.transform.with_kind(kind);
+        let read = Blob::from_bytes(&blob.to_bytes().unwrap()).unwrap();
+        assert_eq!(read.transform.kind(), kind);
+    }
+}
+
+#[test]
 fn metadata_is_canonical_json() {
     let bytes = small().to_bytes().unwrap();
     let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
@@ -113,7 +123,7 @@ fn errors_name_field_value_and_expectation() {
     }
 }
 
-/// Writes a file with a valid hash whose metadata was changed as text.
+/// Writes a file whose metadata was changed as text.
 fn with_metadata(change: impl Fn(&str) -> String) -> Vec<u8> {
     let blob = small();
     let tensors = Tensors::of(&blob);

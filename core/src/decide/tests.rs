@@ -47,6 +47,29 @@ fn the_least_loaded_of_the_band_wins() {
 }
 
 #[test]
+fn a_region_may_have_several_workers_and_a_worker_several_regions() {
+    // Worker 1 serves both regions; the cap counts it once.
+    let regions = [vec![0, 1], vec![1, 2]]
+        .map(|workers| workers.into_iter().map(WorkerIndex).collect())
+        .to_vec();
+    let regions = Regions::new(regions);
+    let rule = Rule {
+        tau: 0.0,
+        ..Rule::default()
+    };
+    let choose = |similarities: &[f32], loads: &[f64]| {
+        let evidence = Evidence::Similarities(similarities);
+        let decision = decide(&rule, evidence, &regions, &idle(loads), DRAW);
+        (decision.target.0, decision.region.unwrap().0)
+    };
+    assert_eq!(choose(&[0.9, 0.5], &[2.0, 1.0, 0.0]), (1, 0));
+    assert_eq!(choose(&[0.5, 0.9], &[0.0, 2.0, 1.0]), (2, 1));
+    assert_eq!(choose(&[0.9, 0.5], &[0.0, 1.0, 0.0]), (0, 0));
+    // Mean 10/3, cap 4.2: counted twice, worker 1 would lift it above its own load of 5.
+    assert_eq!(choose(&[0.9, 0.5], &[5.0, 5.0, 0.0]), (2, 1));
+}
+
+#[test]
 fn equal_loads_go_to_the_more_similar_then_to_the_lower_index() {
     assert_eq!(band(0.2, None, &[0.8, 0.9, 0.9], &[1.0, 1.0, 1.0]), 1);
 }

@@ -207,9 +207,76 @@ fn a_blob_that_names_an_unknown_cluster_is_refused() {
     let error = Map::bind(tiny, &workers).unwrap_err();
     assert_eq!(
         error,
-        UnknownCluster {
+        BindError::UnknownCluster {
             region: 2,
             cluster: "decode-2".into()
         }
     );
+}
+
+#[test]
+fn a_blob_of_gate_sums_is_refused_because_the_header_carries_counts() {
+    let mut tiny = blob(include_str!(
+        "../../tests/data/parity/h_fit_tiny_centroids.json"
+    ));
+    let names: Vec<String> = tiny.regions.concat();
+    tiny.transform = tiny.transform.with_kind(SignatureKind::GateProb);
+    let error = Map::bind(tiny, &names).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the centroid blob compares signatures of kind gate_prob, but the signature header carries expert counts only\n\
+         hint: fit with `--signature count-idf`"
+    );
+}
+
+#[test]
+fn every_kind_of_counts_is_compared_as_it_was_fitted() {
+    let geometry = Geometry::new(1, 3).unwrap();
+    let counts = vec![9, 1, 0];
+    let header = Signature::dense(geometry, counts.clone(), None)
+        .unwrap()
+        .encode(Encoding::U16);
+    let mut similarities = Vec::new();
+    let mut fingerprints = Vec::new();
+    for kind in SignatureKind::ALL
+        .into_iter()
+        .filter(|kind| kind.is_of_counts())
+    {
+        let transform = Transform::new(geometry, vec![0], vec![1.0, 2.0, 1.0]).unwrap();
+        let transform = transform.with_kind(kind);
+        let expected = transform.apply(&counts)[0];
+        let blob = Blob {
+            revision: 1,
+            model: "m".into(),
+            transform,
+            centroids: vec![1.0, 0.0, 0.0],
+            tau: 0.1,
+            regions: vec![vec!["a".into()]],
+            fit: Fit {
+                quantiles: vec![vec![0.0; 7]],
+                requests: 1,
+                rho: None,
+                seed: 1,
+                shares: vec![1.0],
+            },
+            source: None,
+        };
+        let map = Map::bind(blob, &["a".into()]).unwrap();
+        let mut scratch = Scratch::default();
+        let found = map
+            .similarities(header.as_bytes(), &mut scratch, |_| ())
+            .unwrap()[0];
+        assert!(
+            (found - expected).abs() < 1e-6,
+            "{kind:?}: {found} {expected}"
+        );
+        similarities.push(found);
+        fingerprints.push(map.fingerprint);
+    }
+    let [idf, count, sqrt, binary] = similarities[..] else {
+        panic!("{similarities:?}");
+    };
+    assert!(idf == count && count > sqrt && sqrt > binary);
+    fingerprints.dedup();
+    assert_eq!(fingerprints.len(), 4, "maps of another kind are other maps");
 }

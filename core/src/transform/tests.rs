@@ -108,6 +108,23 @@ fn vectors_are_unit_or_zero() {
 }
 
 #[test]
+fn kinds_shape_counts_before_they_are_weighted() {
+    let geometry = Geometry::new(1, 3).unwrap();
+    let transform = Transform::new(geometry, vec![0], vec![1.0, 2.0, 1.0]).unwrap();
+    let expected = |kind| match kind {
+        SignatureKind::Sqrt => [2.0, 4.0, 0.0],
+        SignatureKind::Binary => [1.0, 2.0, 0.0],
+        _ => [4.0, 8.0, 0.0f32],
+    };
+    for kind in SignatureKind::ALL {
+        let [a, b, c] = expected(kind);
+        let norm = a.hypot(b);
+        let found = transform.clone().with_kind(kind).apply(&[4u16, 4, 0]);
+        near(&found, &[a / norm, b / norm, c], 1e-7, kind.name());
+    }
+}
+
+#[test]
 fn errors_name_what_is_wrong() {
     let geometry = Geometry::new(2, 2).unwrap();
     let cases = [

@@ -46,11 +46,10 @@ impl Workload {
         let calibration = data.join(format!("{name}_calibration.jsonl.gz"));
         let requests = Requests::read(&[&calibration], || ()).map_err(|error| with_hint(&error))?;
         let options = Options {
-            workers: (0..workers).map(decode_cluster).collect(),
             model: MODEL.into(),
             tau: TAU,
             seed,
-            revision: 1,
+            ..Options::new((0..workers).map(decode_cluster).collect())
         };
         let fitted = fit(&requests, &options, |_| ()).map_err(|error| with_hint(&error))?;
         let blob = STANDARD.encode(fitted.blob.to_bytes()?);

@@ -66,11 +66,8 @@ async fn the_access_log_is_a_trace_that_can_be_fitted() {
 
     let requests = Requests::read(&[file], || {}).unwrap();
     let options = fit::Options {
-        workers: vec!["decode-0".into(), "decode-1".into()],
-        model: "m".into(),
-        tau: 0.1,
-        seed: 1,
         revision: 2,
+        ..fit::Options::new(vec!["decode-0".into(), "decode-1".into()])
     };
     let fitted = fit(&requests, &options, |_| {}).unwrap();
     assert_eq!(fitted.blob.fit.requests, 3);
