@@ -125,6 +125,10 @@ fn benches(criterion: &mut Criterion) {
         centroids: balanced(vectors, start.clone(), |_| {}).centroids,
         ..blob
     };
+    println!(
+        "refit: {} rounds",
+        refit(&blob, window).expect("enough").rounds
+    );
     group.bench_function("refit", |bencher| {
         bencher.iter(|| refit(&blob, black_box(window)));
     });

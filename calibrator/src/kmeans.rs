@@ -18,7 +18,9 @@ pub struct Round<'a> {
     pub index: usize,
     /// The cluster of each vector.
     pub assignment: &'a [usize],
-    /// Total cosine distance to the centroids that the round began with.
+    /// Cosine distance of every vector to every centroid that the round began with, row-major `[vector][centroid]`.
+    pub distances: &'a [f32],
+    /// Their sum over the assignment.
     pub total_distance: f64,
 }
 
@@ -120,6 +122,7 @@ pub fn balanced(
         on_round(Round {
             index: result.rounds,
             assignment: &assignment,
+            distances: &costs,
             total_distance: result.total_distance,
         });
         moved = sums.follow(vectors, &result.assignment, &assignment);

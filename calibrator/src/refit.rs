@@ -53,8 +53,13 @@ pub fn refit(blob: &Blob, vectors: Vectors<'_>) -> Result<Refitted, Error> {
         values: &blob.centroids,
         ..vectors
     };
-    let drift = Drift::of(blob, vectors);
-    let fitted = kmeans::balanced(vectors, blob.centroids.clone(), |_| {});
+    let mut drift = Drift::default();
+    let fitted = kmeans::balanced(vectors, blob.centroids.clone(), |round| {
+        // The first round looks at the centroids in use.
+        if round.index == 0 {
+            drift = Drift::of_distances(blob, round.distances);
+        }
+    });
     let order = align(
         current,
         Vectors {

@@ -87,23 +87,21 @@ fn dots<const V: usize, const C: usize>(
     vectors: [&[f32]; V],
     centroids: [&[f32]; C],
 ) -> [[f32; C]; V] {
-    let vectors = vectors.map(|row| row.as_chunks::<4>());
-    let centroids = centroids.map(|row| row.as_chunks::<4>());
-    let mut sums = [[f32x4::ZERO; C]; V];
-    let quads = vectors[0].0.len();
+    let length = vectors.first().map_or(0, |row| row.len());
+    // All of one length, so that the loops need no bounds checks.
+    let vectors = vectors.map(|row| row[..length].as_chunks::<4>());
+    let centroids = centroids.map(|row| row[..length].as_chunks::<4>());
+    let quads = length / 4;
     let (xs, ys) = (
-        vectors.map(|(quads, _)| quads),
-        centroids.map(|(quads, _)| quads),
+        vectors.map(|(row, _)| &row[..quads]),
+        centroids.map(|(row, _)| &row[..quads]),
     );
-    for at in 0..quads {
-        let ys = ys.map(|row| f32x4::from(row[at]));
-        for (sums, row) in sums.iter_mut().zip(&xs) {
-            let x = f32x4::from(row[at]);
-            for (sum, y) in sums.iter_mut().zip(&ys) {
-                *sum += x * *y;
-            }
-        }
-    }
+    // The sums are passed from step to step: in a variable they would be written to memory each time.
+    let sums = (0..quads).fold([[f32x4::ZERO; C]; V], |sums, at| {
+        let xs: [f32x4; V] = std::array::from_fn(|v| f32x4::from(xs[v][at]));
+        let ys: [f32x4; C] = std::array::from_fn(|c| f32x4::from(ys[c][at]));
+        std::array::from_fn(|v| std::array::from_fn(|c| sums[v][c] + xs[v] * ys[c]))
+    });
     std::array::from_fn(|v| {
         std::array::from_fn(|c| {
             let rest = vectors[v].1.iter().zip(centroids[c].1).map(|(x, y)| x * y);

@@ -25,21 +25,27 @@ pub struct Drift {
 impl Drift {
     /// Of `vectors`, unit vectors in the space of the blob's transform. All zeros if there are none.
     pub fn of(blob: &Blob, vectors: Vectors<'_>) -> Self {
+        let centroids = Vectors {
+            values: &blob.centroids,
+            ..vectors
+        };
+        Drift::of_distances(blob, &vectors.distances(centroids))
+    }
+
+    /// Of cosine distances to the blob's centroids, row-major `[request][region]`.
+    pub(super) fn of_distances(blob: &Blob, distances: &[f32]) -> Self {
         let regions = blob.regions.len();
-        if vectors.is_empty() {
+        let requests = distances.len() / regions.max(1);
+        if requests == 0 {
             return Drift {
                 shares: vec![0.0; regions],
                 similarity: vec![0.0; QUANTILES.len()],
                 ..Drift::default()
             };
         }
-        let centroids = Vectors {
-            values: &blob.centroids,
-            ..vectors
-        };
         let mut nearest = vec![0usize; regions];
-        let mut similarities = Vec::with_capacity(vectors.len());
-        for distances in vectors.distances(centroids).chunks_exact(regions) {
+        let mut similarities = Vec::with_capacity(requests);
+        for distances in distances.chunks_exact(regions) {
             let least = |best: usize, next| {
                 if distances[next] < distances[best] {
                     next
@@ -54,7 +60,7 @@ impl Drift {
         similarities.sort_unstable_by(f64::total_cmp);
         let shares: Vec<f64> = nearest
             .iter()
-            .map(|&own| own as f64 / vectors.len() as f64)
+            .map(|&own| own as f64 / requests as f64)
             .collect();
         let fitted = &blob.fit;
         let differences = shares
@@ -67,7 +73,7 @@ impl Drift {
             .map(|(own, share)| own * share)
             .sum();
         Drift {
-            requests: vectors.len(),
+            requests,
             moved: differences.sum::<f64>() / 2.0,
             similarity_lost: median - quantile(&similarities, QUANTILES[MEDIAN]),
             similarity: QUANTILES.map(|q| quantile(&similarities, q)).to_vec(),
