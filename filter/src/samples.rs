@@ -11,7 +11,7 @@ pub const MAX_SIGNATURES: u64 = 512;
 /// From the beginning of one post to the next, milliseconds, at least.
 pub const POST_EVERY_MS: u64 = 1_000;
 /// A post that takes longer has failed, milliseconds.
-pub const TIMEOUT_MS: u64 = 5_000;
+pub const TIMEOUT_MS: u64 = 10_000;
 
 /// 2^64 divided by the golden ratio.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
