@@ -113,6 +113,23 @@ impl Map {
         bounds(rule, similarities, &self.regions, workers)
     }
 
+    /// Whether a signature header is good for this blob in every part: of its shape, with a row for each selected layer, and
+    /// with rows that can all be read, those too that [`similarities`](Self::similarities) never looks at.
+    pub fn fits(&self, header: &[u8], scratch: &mut Scratch) -> bool {
+        let Ok(signature) = Encoded::parse(header) else {
+            return false;
+        };
+        let layers = signature.layers();
+        signature.geometry() == self.geometry
+            && self
+                .layers
+                .iter()
+                .all(|layer| layers.binary_search(layer).is_ok())
+            && signature
+                .rows(&layers, &mut scratch.signature, &mut scratch.counts)
+                .is_ok()
+    }
+
     /// Similarity of a signature header to each region.
     ///
     /// # Errors

@@ -157,6 +157,8 @@ pub struct Model {
     pub source: Option<Source>,
     /// How the policy is being introduced, and the one that was there before.
     pub rollout: Option<(Rollout, Policy)>,
+    /// Share of the requests whose signature goes to where newer blobs come from, 0 to 1; above 0 only with a source.
+    pub signature_sample: f64,
 }
 
 /// One mistake.

@@ -13,6 +13,7 @@ mod decode;
 mod fetch;
 mod held;
 mod metrics;
+mod post;
 mod relay;
 mod root;
 mod scrape;

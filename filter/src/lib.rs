@@ -19,6 +19,7 @@
 //! | [`health`] | decode workers that do not answer are left out for a while |
 //! | [`blobs`] | centroid blobs in shared data |
 //! | [`poll`] | who fetches blobs, when, and what an answer means |
+//! | [`samples`] | signatures that are sampled for whoever refits the blob |
 //! | [`ring`] | relay mode: what prefill answers said, until the decode request comes |
 //! | [`plugin`] | a configuration with its blobs: chooses clusters |
 //! | [`metrics`] | names of what is counted |
@@ -57,6 +58,7 @@ pub mod release;
 pub mod reports;
 pub mod request;
 pub mod ring;
+pub mod samples;
 pub mod shared;
 pub mod tokens;
 pub mod worker;

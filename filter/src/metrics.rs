@@ -92,6 +92,12 @@ pub const RELAY_OUTDATED: &str = "eldr.relay_outdated";
 pub const LOAD_REPORT_FAILED: &str = "eldr.load_report_failed";
 /// Counter: answers of another endpoint than the one chosen, which Envoy did not have or did not hold healthy.
 pub const ENDPOINT_FALLBACK: &str = "eldr.endpoint_fallback";
+/// Counter: signatures that were sampled. Each is posted, dropped, or still waits.
+pub const SIGNATURES_SAMPLED: &str = "eldr.signatures_sampled";
+/// Counter: sampled signatures that their server took.
+pub const SIGNATURES_POSTED: &str = "eldr.signatures_posted";
+/// Counter: sampled signatures that found no room, or whose post failed.
+pub const SIGNATURES_DROPPED: &str = "eldr.signatures_dropped";
 /// Counter: blobs that came and could not be used.
 pub const BLOB_REFUSED: &str = "eldr.blob_refused";
 /// Counter: blobs that could not be fetched from their server.

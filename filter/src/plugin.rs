@@ -1,6 +1,7 @@
 //! A configuration with the blobs in use: chooses prefill and decode clusters.
 
 mod kept;
+mod sampling;
 
 use eldr_core::blob::Blob;
 use eldr_core::decide::{Decision, Draw, Policy, Rule, Worker, WorkerIndex};
@@ -14,6 +15,9 @@ use crate::config::{ANY_MODEL, Config, Model, PrefillPolicy};
 use crate::load::LoadUnit;
 use crate::poll::Source;
 use crate::prefill::Leg;
+use crate::samples::Samples;
+
+pub use sampling::Sampled;
 
 /// Index into the configured models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +59,8 @@ pub struct Plugin {
     prefill_ring: Ring,
     /// Revision of each model's last blob that could not be used, so that it is refused once.
     refused: Vec<Option<u64>>,
+    /// Signatures of each model's requests that go to where its blobs come from, where some do.
+    samples: Vec<Option<Samples>>,
     /// A request's body came while its headers were held, so Envoy is set up for that.
     pub gets_bodies: bool,
 }
@@ -71,7 +77,10 @@ impl Plugin {
             PrefillPolicy::PrefixHash => VNODES,
             PrefillPolicy::RoundRobin | PrefillPolicy::LeastLoaded => 0,
         };
+        let samples = config.models.iter();
+        let samples = samples.map(|model| Samples::new(model.signature_sample));
         Self {
+            samples: samples.collect(),
             prefill_ring: Ring::new(&config.prefill_clusters, vnodes),
             config,
             refused: vec![None; maps.len()],

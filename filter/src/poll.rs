@@ -33,6 +33,14 @@ impl Source {
         format!("{model}@{}{}", self.cluster, self.path)
     }
 
+    /// Path, and query, to which signatures are posted: the blob's and `/signatures`.
+    pub fn signatures_path(&self) -> String {
+        match self.path.split_once('?') {
+            Some((path, query)) => format!("{path}/signatures?{query}"),
+            None => format!("{}/signatures", self.path),
+        }
+    }
+
     /// Deadline of a fetch.
     pub fn timeout_ms(&self) -> u64 {
         self.interval_ms.min(MAX_FETCH_MS)
@@ -235,6 +243,22 @@ mod tests {
         assert_eq!(source.request(Some("\"e\"")), expected);
         assert_eq!(source.request(None), expected[..3]);
         assert_eq!(source.timeout_ms(), 500);
+    }
+
+    #[test]
+    fn signatures_go_below_the_path_of_the_blob() {
+        for (path, expected) in [
+            ("/v1/blob", "/v1/blob/signatures"),
+            ("/v1/blobs/a?token=x?", "/v1/blobs/a/signatures?token=x?"),
+        ] {
+            let source = Source {
+                cluster: "s".into(),
+                path: path.into(),
+                authority: "a".into(),
+                interval_ms: 500,
+            };
+            assert_eq!(source.signatures_path(), expected);
+        }
     }
 
     proptest! {

@@ -61,6 +61,7 @@ fn every_setting_is_in_a_seed_that_is_accepted() {
         r#""report_cached_tokens":true"#,
         r#""weight""#,
         r#""http""#,
+        r#""signature_sample":0.1"#,
     ] {
         assert!(
             accepted.iter().any(|json| json.contains(setting)),

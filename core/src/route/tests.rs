@@ -280,3 +280,51 @@ fn every_kind_of_counts_is_compared_as_it_was_fitted() {
     fingerprints.dedup();
     assert_eq!(fingerprints.len(), 4, "maps of another kind are other maps");
 }
+
+#[test]
+fn a_header_fits_where_every_part_of_it_is_good_and_every_selected_layer_there() {
+    let geometry = Geometry::new(3, 4).unwrap();
+    let transform = Transform::new(geometry, vec![1], vec![1.0; 4]).unwrap();
+    let blob = Blob {
+        revision: 1,
+        model: "m".into(),
+        transform,
+        centroids: vec![1.0, 0.0, 0.0, 0.0],
+        tau: 0.1,
+        regions: vec![vec!["a".into()]],
+        fit: Fit {
+            quantiles: vec![vec![0.0; 7]],
+            requests: 1,
+            rho: None,
+            seed: 1,
+            shares: vec![1.0],
+        },
+        source: None,
+    };
+    let map = Map::bind(blob, &["a".into()]).unwrap();
+    let mut scratch = Scratch::default();
+    let signature = |geometry: Geometry, layers: Vec<u16>| {
+        let counts = vec![300; layers.len() * geometry.experts];
+        Signature::sparse(geometry, layers, counts, None).unwrap()
+    };
+    for encoding in [Encoding::U16, Encoding::Varint] {
+        let header = |layers| signature(geometry, layers).encode(encoding);
+        for (layers, fits) in [(vec![0, 1, 2], true), (vec![1], true), (vec![0, 2], false)] {
+            assert_eq!(map.fits(header(layers).as_bytes(), &mut scratch), fits);
+        }
+        // Nobody who looks at layer 1 alone sees all of these.
+        let good = header(vec![0, 1, 2]).into_bytes();
+        for at in 0..good.len() {
+            let mut broken = good.clone();
+            broken[at] = b'\n';
+            assert!(
+                !map.fits(&broken, &mut scratch),
+                "a line break at byte {at}"
+            );
+        }
+        let other = Geometry::new(4, 4).unwrap();
+        let other = signature(other, vec![0, 1, 2, 3]).encode(encoding);
+        assert!(!map.fits(other.as_bytes(), &mut scratch));
+    }
+    assert!(!map.fits(b"", &mut scratch));
+}

@@ -37,6 +37,8 @@ pub fn check(json: &[u8]) {
                 assert_eq!(said["rollout"].is_object(), model.rollout.is_some());
                 let in_tokens = model.load_unit == LoadUnit::KvTokens;
                 assert_eq!(said["load_unit"] == "kv_tokens", in_tokens);
+                let share = said["signature_sample"].as_f64().unwrap_or(0.0);
+                assert_eq!(share, model.signature_sample);
                 assert!((0.0..=2.0).contains(&model.rule.tau));
             }
             let count = models.len();

@@ -187,6 +187,14 @@ impl Check {
                 }
             },
         }
+        let sample = raw.signature_sample;
+        let samples = format!("{field}.signature_sample");
+        if !(0.0..=1.0).contains(&sample) {
+            self.mistake(&samples, &sample.to_string(), "a number from 0 to 1");
+        } else if sample > 0.0 && source.is_none() {
+            let allowed = "0, or a blob that comes over \"http\": samples go to its server";
+            self.mistake(&samples, &sample.to_string(), allowed);
+        }
         Model {
             name: raw.model,
             load_unit: raw.load_unit,
@@ -197,6 +205,7 @@ impl Check {
             rollout: raw
                 .rollout
                 .map(|rollout| self.rollout(field, raw.policy, &rollout)),
+            signature_sample: sample,
         }
     }
 

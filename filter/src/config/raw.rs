@@ -88,6 +88,8 @@ pub(super) struct RawModel {
     #[serde(default)]
     pub(super) load_unit: LoadUnit,
     pub(super) rollout: Option<RawRollout>,
+    #[serde(default)]
+    pub(super) signature_sample: f64,
 }
 
 #[derive(Debug, Deserialize)]

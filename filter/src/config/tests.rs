@@ -1,3 +1,5 @@
+mod source;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use proptest::prelude::*;
@@ -288,32 +290,6 @@ fn what_relay_mode_cannot_do_is_refused() {
     ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
-}
-
-#[test]
-fn a_blob_may_come_over_http() {
-    let mut config = minimal();
-    config["models"][0]["blob"] = json!({"http": {"cluster": "eldr-serve", "path": "/v1/blob"}});
-    let source = parse(&config).unwrap().models.remove(0).source.unwrap();
-    assert_eq!(
-        (source.authority.as_str(), source.interval_ms),
-        ("eldr-serve", 5_000)
-    );
-    config["models"][0]["blob"] =
-        json!({"http": {"cluster": "", "path": "v1", "interval_ms": 1, "authority": "a b"}});
-    let error = parse(&config).unwrap_err().to_string();
-    for part in [
-        "4 mistake(s)",
-        "models[0].blob.http.cluster: found \"\"",
-        "models[0].blob.http.authority: found \"a b\"",
-        "models[0].blob.http.path: found \"v1\", allowed: an absolute path",
-        "models[0].blob.http.interval_ms: found 1, allowed: 200 to 3600000",
-    ] {
-        assert!(error.contains(part), "{part}\nnot in\n{error}");
-    }
-    config["models"][0]["blob"] = json!({});
-    let error = parse(&config).unwrap_err().to_string();
-    assert!(error.contains("models[0].blob: found {}"), "{error}");
 }
 
 #[test]

@@ -116,7 +116,10 @@ fn send_prefill(root: u32, stream: u32, waiting: Waiting) {
             let purpose = Purpose::Prefill(stream, waiting);
             start(token, root, &cluster, timing, purpose);
         }
-        None => on_prefill(root, stream, waiting, &Answer::none()),
+        None => {
+            drop(plugin);
+            on_prefill(root, stream, waiting, &Answer::none());
+        }
     }
 }
 

@@ -14,8 +14,13 @@ pub(super) struct Metrics {
 impl Metrics {
     /// Adds one to a counter.
     pub(super) fn count(&mut self, name: &str) {
+        self.add(name, 1);
+    }
+
+    /// Adds so many to a counter.
+    pub(super) fn add(&mut self, name: &str, more: u64) {
         if let Some(id) = self.id(MetricType::Counter, name) {
-            let _ = hostcalls::increment_metric(id, 1);
+            let _ = hostcalls::increment_metric(id, i64::try_from(more).unwrap_or(i64::MAX));
         }
     }
 

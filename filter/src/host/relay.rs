@@ -6,7 +6,7 @@ use proxy_wasm::types::{Action, BufferType, MapType};
 use super::decision::{self, Clue};
 use super::vm::{self, Waiting};
 use super::{EnvoyShared, headers, now_ms, remove_header, set_header};
-use super::{decode, stream};
+use super::{decode, post, stream};
 use crate::body::Object;
 use crate::handover;
 use crate::headers::{self as names, Header, is_private};
@@ -148,6 +148,7 @@ impl PrefillLeg {
     /// Keeps what the signature says, and how long the prompt is by it or by the answer's `usage`, and tells the
     /// coordinator which decode cluster it suggests.
     fn keep(&mut self, signature: Option<&[u8]>, usage: Option<u64>) {
+        post::sample(&self.waiting, signature);
         let plugin = self.waiting.plugin.borrow();
         let model = self.waiting.request.borrow().model();
         if plugin.config().log_signatures {
@@ -185,6 +186,10 @@ pub(super) fn send_decode(waiting: &Waiting, decode: Relayed) -> Result<(), Repl
     };
     // Taken in any case: the place is free for another request with the same id.
     let kept = if fetches { take(waiting) } else { None };
+    if kept.is_none() {
+        // Where something was kept, its prefill answer passed here and was the sample.
+        post::sample(waiting, signature.as_deref());
+    }
     let clue = match (&signature, &kept) {
         (Some(header), _) => Clue::Header(Some(header)),
         (None, Some(kept)) => Clue::Kept(kept),

@@ -10,6 +10,7 @@ use proxy_wasm::types::{BufferType, ContextType, LogLevel, MapType};
 
 use super::calls;
 use super::fetch::Fetches;
+use super::post::Posts;
 use super::scrape::Scrapes;
 use super::stages;
 use super::stream::{self, Stream};
@@ -39,6 +40,7 @@ pub(super) struct Root {
     name: String,
     fetches: Fetches,
     scrapes: Scrapes,
+    posts: Posts,
 }
 
 impl Context for Root {
@@ -55,6 +57,11 @@ impl Context for Root {
                 .on_answer(token, num_headers, body_size, plugin)
         {
             return;
+        }
+        if let Some(plugin) = &self.plugin
+            && self.posts.on_answer(token, num_headers, plugin)
+        {
+            return self.end_if_idle();
         }
         if let Some(plugin) = &self.plugin {
             let plugin = plugin.borrow();
@@ -76,16 +83,16 @@ impl Context for Root {
         stages::end("answer_body");
         let answer = Answer { headers, body };
         calls::on_answer(token, &answer);
-        if self.ending && calls::is_idle(self.id) {
-            self.ending = false;
-            let _ = hostcalls::done();
-        }
+        self.end_if_idle();
     }
 
     /// Waits for the answers to its calls: they end counts, and may have blocks to release.
     fn on_done(&mut self) -> bool {
         calls::run_errands(self.id);
-        self.ending = !calls::is_idle(self.id);
+        if let Some(plugin) = &self.plugin {
+            self.posts.forget(&mut plugin.borrow_mut());
+        }
+        self.ending = !self.is_idle();
         !self.ending
     }
 }
@@ -108,6 +115,7 @@ impl RootContext for Root {
         let plugin = Rc::new(RefCell::new(Plugin::new(config)));
         self.fetches = Fetches::new(&plugin, |model| self.blob_name(&plugin.borrow(), model));
         self.scrapes = Scrapes::new(plugin.borrow().config());
+        self.posts = Posts::new(&mut plugin.borrow_mut());
         // What was fetched before an update of the configuration serves at once.
         self.update_blobs(&plugin);
         self.plugin = Some(plugin);
@@ -120,6 +128,7 @@ impl RootContext for Root {
         let lease_ms = plugin.borrow().config().timing.lease_ms;
         if !self.ending {
             self.fetches.on_tick(lease_ms);
+            self.posts.on_tick(plugin);
         }
         if !self.ending {
             let plugin = plugin.borrow();
@@ -183,6 +192,18 @@ impl Root {
             name: String::new(),
             fetches: Fetches::default(),
             scrapes: Scrapes::default(),
+            posts: Posts::default(),
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        calls::is_idle(self.id) && self.posts.is_idle()
+    }
+
+    fn end_if_idle(&mut self) {
+        if self.ending && self.is_idle() {
+            self.ending = false;
+            let _ = hostcalls::done();
         }
     }
 

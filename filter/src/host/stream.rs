@@ -12,6 +12,7 @@ use super::calls::Errand;
 use super::decision::Clue;
 use super::decode::{record, route};
 use super::held::{self, HeldAnswer};
+use super::post;
 use super::relay::{self, PrefillLeg};
 use super::stages;
 use super::vm::{self, SharedPlugin, SharedRequest, Starving, Waiting};
@@ -413,6 +414,7 @@ pub(super) fn on_prefill(waiting: &Waiting, answer: &Answer) {
             if waiting.plugin.borrow().config().log_signatures {
                 log_signature(signature);
             }
+            post::sample(waiting, signature);
             route(waiting, Clue::Header(signature), head.as_ref())
         }
     };

@@ -16,6 +16,7 @@ mod hygiene;
 mod legs;
 mod matrix;
 mod observability;
+mod online;
 mod prefill;
 mod protocols;
 mod reference;

@@ -26,6 +26,7 @@ pub(super) struct Model {
     load_unit: Option<Word>,
     rollout: Option<Rollout>,
     blob: Option<Option<Http>>,
+    sample: Option<Small>,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -172,6 +173,10 @@ impl Model {
         self.load_unit.map_or("requests", |word| word.of(&UNITS))
     }
 
+    fn sample(&self) -> f64 {
+        self.sample.map_or(0.0, Small::get)
+    }
+
     /// Whether the parser refuses it.
     pub(super) fn is_unreadable(&self) -> bool {
         let control = self.rollout.as_ref().and_then(|rollout| rollout.control);
@@ -204,6 +209,9 @@ impl Model {
             Some(None) => value["blob"] = json!({}),
             Some(Some(http)) => value["blob"] = http.json(),
         }
+        if let Some(share) = self.sample {
+            value["signature_sample"] = share.get().into();
+        }
         value
     }
 
@@ -229,6 +237,11 @@ impl Model {
             Some(None) => wrong("blob"),
             Some(Some(http)) => http.mistakes(&mut wrong),
         }
+        let has_server = matches!(self.blob, Some(Some(_)));
+        let sample = self.sample();
+        if !(0.0..=1.0).contains(&sample) || sample > 0.0 && !has_server {
+            wrong("signature_sample");
+        }
     }
 
     /// What was accepted is what was said.
@@ -241,6 +254,7 @@ impl Model {
             LoadUnit::KvTokens => "kv_tokens",
         };
         assert_eq!(unit, self.load_unit());
+        assert_eq!(model.signature_sample, self.sample());
         match (&model.rollout, &self.rollout) {
             (None, None) => {}
             (Some((_, control)), Some(said)) => assert_eq!(control.name(), said.control()),
