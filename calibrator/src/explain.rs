@@ -221,6 +221,7 @@ fn why(rule: &Rule, decision: &Decision, worker: &str, widened: bool) -> String 
             decision.band, rule.tau
         ),
         Reason::Top1 => format!("{worker} serves the most similar region"),
+        Reason::Marginal => format!("{worker} is where the request costs least"),
         Reason::Blind => format!("{policy} does not look at signatures: {least}"),
         Reason::NoBlob => format!("there is no blob: {worker} has the least load of all"),
         Reason::NoSignature => {

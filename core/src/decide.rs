@@ -5,9 +5,21 @@
 //! above `max_load_factor` × the mean load is no candidate, and if that empties the band, the band widens to
 //! the next most similar region.
 //!
+//! **Beyond the paper** ([`batch`](crate::batch), [`marginal`](crate::marginal)): [`Policy::Marginal`] chooses by what the request would
+//! cost those who run on each worker now, [`Policy::Hybrid`] does so among the regions of a wide band, and [`Policy::BatchBand`] holds the
+//! request against running batches as `band` does against centroids. The cap holds for each.
+//!
 //! [`decide`] cannot fail. Whatever is missing or broken becomes a [`Reason`] and the least loaded worker.
 
+mod regions;
+mod running;
+
 use serde::{Deserialize, Serialize};
+
+use crate::batch::Measure;
+use crate::marginal::Objective;
+
+pub use regions::{Bounds, bounds};
 
 /// How the worker is chosen. One list for filter, simulator and reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -18,6 +30,12 @@ pub enum Policy {
     Band,
     /// The most similar region, whatever the load below the cap.
     Top1,
+    /// The worker on which the request adds least to the cost of what runs there. Needs no centroids.
+    Marginal,
+    /// As marginal, among the regions within a wide `tau` of the most similar one.
+    Hybrid,
+    /// As band, with the mean request of each running batch in place of a centroid: the simplest policy that looks at batches.
+    BatchBand,
     /// Fewest in flight.
     LeastLoaded,
     /// The less loaded of two random workers.
@@ -30,20 +48,32 @@ pub enum Policy {
 
 impl Policy {
     /// Every policy once.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 9] = [
         Self::Band,
         Self::Top1,
+        Self::Marginal,
+        Self::Hybrid,
+        Self::BatchBand,
         Self::LeastLoaded,
         Self::P2c,
         Self::RoundRobin,
         Self::Random,
     ];
 
+    /// The policies that need no state of running batches.
+    pub fn without_batches() -> impl Iterator<Item = Self> {
+        let all = Self::ALL.into_iter();
+        all.filter(|policy| policy.measure().is_none())
+    }
+
     /// The name in configuration, metrics and reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Band => "band",
             Self::Top1 => "top1",
+            Self::Marginal => "marginal",
+            Self::Hybrid => "hybrid",
+            Self::BatchBand => "batch_band",
             Self::LeastLoaded => "least_loaded",
             Self::P2c => "p2c",
             Self::RoundRobin => "round_robin",
@@ -53,7 +83,21 @@ impl Policy {
 
     /// Whether the signature matters to this policy.
     pub fn looks(self) -> bool {
-        matches!(self, Self::Band | Self::Top1)
+        self.compares_regions() || self.measure().is_some()
+    }
+
+    /// Whether it compares signatures with centroids.
+    pub fn compares_regions(self) -> bool {
+        matches!(self, Self::Band | Self::Top1 | Self::Hybrid)
+    }
+
+    /// What it needs to know of the running batches; `None` where that is nothing.
+    pub fn measure(self) -> Option<Measure> {
+        match self {
+            Self::Marginal | Self::Hybrid => Some(Measure::Usage),
+            Self::BatchBand => Some(Measure::Direction),
+            _ => None,
+        }
     }
 }
 
@@ -64,13 +108,15 @@ pub enum Reason {
     InBand,
     /// The most similar region.
     Top1,
-    /// The policy does not look at signatures.
+    /// The worker on which the request costs least.
+    Marginal,
+    /// The policy does not look at signatures, or is to hold them against running batches and nobody keeps those.
     Blind,
     /// No centroid blob is loaded for the model.
     NoBlob,
     /// The prefill answer had no signature.
     NoSignature,
-    /// The signature could not be read.
+    /// The signature could not be read, or lacks what the policy needs: prompt tokens, any count.
     MalformedSignature,
     /// The signature is for another model shape, or lacks a layer that the blob selects.
     GeometryMismatch,
@@ -80,9 +126,10 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason once.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::InBand,
         Self::Top1,
+        Self::Marginal,
         Self::Blind,
         Self::NoBlob,
         Self::NoSignature,
@@ -96,6 +143,7 @@ impl Reason {
         match self {
             Self::InBand => "in_band",
             Self::Top1 => "top1",
+            Self::Marginal => "marginal",
             Self::Blind => "blind",
             Self::NoBlob => "no_blob",
             Self::NoSignature => "no_signature",
@@ -121,7 +169,7 @@ pub enum Tie {
 pub struct Rule {
     /// How to choose.
     pub policy: Policy,
-    /// Band width in cosine similarity, 0 to 2. The paper's best is 0.1.
+    /// Band width in cosine similarity, 0 to 2. The paper's best is 0.1; `hybrid` wants a wider one, such as 0.3.
     pub tau: f32,
     /// A worker above this multiple of the mean load is no candidate; at least 1. `None`: no cap, as in the paper.
     pub max_load_factor: Option<f64>,
@@ -129,6 +177,8 @@ pub struct Rule {
     pub tie: Tie,
     /// Widen a band of one region to the two nearest when `tau` > 0, as one version of the published artifact does.
     pub widen_single: bool,
+    /// What `marginal` and `hybrid` keep small.
+    pub objective: Objective,
 }
 
 impl Default for Rule {
@@ -139,11 +189,25 @@ impl Default for Rule {
             max_load_factor: Some(1.25),
             tie: Tie::Similar,
             widen_single: false,
+            objective: Objective::default(),
         }
     }
 }
 
 impl Rule {
+    /// A policy with the parameters that it is best known with.
+    pub fn of(policy: Policy) -> Self {
+        let tau = match policy {
+            Policy::Hybrid => 0.3,
+            _ => 0.1,
+        };
+        Self {
+            policy,
+            tau,
+            ..Self::default()
+        }
+    }
+
     /// The rule as published: no load cap, equal loads to the lower index.
     pub fn as_published(tau: f32) -> Self {
         Self {
@@ -201,8 +265,34 @@ pub struct Worker {
 pub enum Evidence<'a> {
     /// Cosine similarity to each region.
     Similarities(&'a [f32]),
+    /// What the running batches say, as [`Batches::to_each`](crate::batch::Batches::to_each) computes it for the same rule.
+    Running {
+        /// One number per worker. `marginal`, `hybrid`: by how much the request raises the cost there. `batch_band`: its cosine to
+        /// the batch, or NaN where there is nothing to compare it with.
+        workers: &'a [f64],
+        /// Cosine similarity to each region, or why there is none.
+        similarities: Result<&'a [f32], Reason>,
+    },
     /// Nothing, for this reason.
     Missing(Reason),
+}
+
+impl<'a> Evidence<'a> {
+    fn similarities(self) -> Result<&'a [f32], Reason> {
+        match self {
+            Self::Similarities(similarities) => Ok(similarities),
+            Self::Running { similarities, .. } => similarities,
+            Self::Missing(reason) => Err(reason),
+        }
+    }
+
+    fn running(self) -> Result<&'a [f64], Reason> {
+        match self {
+            Self::Running { workers, .. } => Ok(workers),
+            Self::Similarities(_) => Err(Reason::Blind),
+            Self::Missing(reason) => Err(reason),
+        }
+    }
 }
 
 /// The randomness of one decision; a policy uses the part it needs.
@@ -240,16 +330,33 @@ pub fn decide(
     workers: &[Worker],
     draw: Draw,
 ) -> Decision {
-    match (rule.policy, evidence) {
-        (Policy::Band | Policy::Top1, Evidence::Similarities(similarities)) => {
-            by_similarity(rule, similarities, regions, workers)
-                .unwrap_or_else(|| fallback(Reason::AllEjected, workers))
+    let found = match rule.policy {
+        Policy::Band | Policy::Top1 | Policy::Hybrid => {
+            evidence.similarities().map(|similarities| {
+                regions::choose(
+                    rule,
+                    similarities,
+                    evidence.running().ok(),
+                    regions,
+                    workers,
+                )
+            })
         }
-        (Policy::Band | Policy::Top1, Evidence::Missing(reason)) => fallback(reason, workers),
-        (Policy::LeastLoaded, _) => fallback(Reason::Blind, workers),
-        (Policy::P2c, _) => blind(two_choices(workers, draw.entropy), workers),
-        (Policy::RoundRobin, _) => blind(nth_available(workers, draw.sequence), workers),
-        (Policy::Random, _) => blind(nth_available(workers, draw.entropy), workers),
+        Policy::Marginal => evidence
+            .running()
+            .map(|growth| running::least_growth(rule, growth, workers)),
+        Policy::BatchBand => evidence
+            .running()
+            .map(|cosines| running::band(rule, cosines, workers)),
+        Policy::LeastLoaded => Err(Reason::Blind),
+        Policy::P2c => return blind(two_choices(workers, draw.entropy), workers),
+        Policy::RoundRobin => return blind(nth_available(workers, draw.sequence), workers),
+        Policy::Random => return blind(nth_available(workers, draw.entropy), workers),
+    };
+    match found {
+        Ok(Some(decision)) => decision,
+        Ok(None) => fallback(Reason::AllEjected, workers),
+        Err(reason) => fallback(reason, workers),
     }
 }
 
@@ -316,141 +423,23 @@ fn two_choices(workers: &[Worker], entropy: u64) -> Option<usize> {
     Some(if b.1.load < a.1.load { b.0 } else { a.0 })
 }
 
-/// What a policy that looks at signatures measures regions and workers by.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Bounds {
-    /// Similarity from which on a region is in the band, before the band is widened.
-    pub threshold: f32,
-    /// Highest load that a candidate may have; infinite without a cap.
-    pub load: f64,
-}
-
-/// The bounds of a decision; `None` where no similarity is a number.
-pub fn bounds(
-    rule: &Rule,
-    similarities: &[f32],
-    regions: &Regions,
-    workers: &[Worker],
-) -> Option<Bounds> {
-    let (_, top) = first_max(similarities, |_, _| true)?;
-    let tau = match rule.policy {
-        Policy::Top1 => 0.0,
-        _ => rule.tau,
-    };
-    Some(Bounds {
-        threshold: top - tau,
-        load: load_limit(rule.max_load_factor, regions, workers),
-    })
-}
-
-fn by_similarity(
-    rule: &Rule,
-    similarities: &[f32],
-    regions: &Regions,
-    workers: &[Worker],
-) -> Option<Decision> {
-    let (best, top) = first_max(similarities, |_, _| true)?;
-    let Bounds {
-        mut threshold,
-        load: limit,
-    } = bounds(rule, similarities, regions, workers)?;
-    let (tau, reason) = match rule.policy {
-        Policy::Top1 => (0.0, Reason::Top1),
-        _ => (rule.tau, Reason::InBand),
-    };
-    let band = similarities
-        .iter()
-        .filter(|&&similarity| similarity >= threshold)
-        .count();
-    let second = if rule.widen_single && tau > 0.0 && band == 1 {
-        first_max(similarities, |region, _| region != best).map(|(region, _)| region)
-    } else {
-        None
-    };
-    loop {
-        let member =
-            |region: usize, similarity: f32| similarity >= threshold || Some(region) == second;
-        if let Some((target, region, similarity)) =
-            least_loaded_member(rule.tie, similarities, member, regions, workers, limit)
-        {
-            return Some(Decision {
-                target,
-                reason,
-                region: Some(region),
-                similarity: Some(similarity),
-                top: Some(top),
-                band: band + usize::from(second.is_some()),
-            });
-        }
-        // Nobody there may take the request: widen to the next most similar region.
-        threshold = first_max(similarities, |_, similarity| similarity < threshold)?.1;
-    }
-}
-
-/// The largest similarity that `accept`s, and the lowest region that has it.
-fn first_max(similarities: &[f32], accept: impl Fn(usize, f32) -> bool) -> Option<(usize, f32)> {
-    let candidates = similarities.iter().copied().enumerate();
-    candidates
-        .filter(|&(region, similarity)| !similarity.is_nan() && accept(region, similarity))
-        .reduce(|best, next| if next.1 > best.1 { next } else { best })
-}
-
-/// Highest load that a candidate may have: a multiple of the mean over the available workers of all regions.
+/// Highest load that a candidate may have: a multiple of the mean over those that are available.
 /// Somebody is always at or below the mean, so the cap (at least 1) never takes everybody out.
-fn load_limit(factor: Option<f64>, regions: &Regions, workers: &[Worker]) -> f64 {
+fn load_limit<'a>(factor: Option<f64>, workers: impl Iterator<Item = &'a Worker>) -> f64 {
     let Some(factor) = factor else {
         return f64::INFINITY;
     };
     let (mut sum, mut count) = (0.0, 0u32);
-    for worker in regions
-        .serving
-        .iter()
-        .filter_map(|index| workers.get(index.0))
-    {
-        if worker.available {
-            sum += worker.load;
-            count += 1;
-        }
+    for worker in workers.filter(|worker| worker.available) {
+        sum += worker.load;
+        count += 1;
     }
     factor.max(1.0) * sum / f64::from(count.max(1))
 }
 
-fn least_loaded_member(
-    tie: Tie,
-    similarities: &[f32],
-    member: impl Fn(usize, f32) -> bool,
-    regions: &Regions,
-    workers: &[Worker],
-    limit: f64,
-) -> Option<(WorkerIndex, RegionIndex, f32)> {
-    let mut best: Option<(f64, WorkerIndex, RegionIndex, f32)> = None;
-    for (region, (&similarity, served_by)) in
-        similarities.iter().zip(&regions.served_by).enumerate()
-    {
-        if !member(region, similarity) {
-            continue;
-        }
-        for &index in served_by {
-            let Some(worker) = workers.get(index.0) else {
-                continue;
-            };
-            if !worker.available || worker.load > limit {
-                continue;
-            }
-            let better = best.is_none_or(|(load, chosen, _, chosen_similarity)| {
-                let by_load = worker.load.total_cmp(&load);
-                let by_similarity = match tie {
-                    Tie::Similar => chosen_similarity.total_cmp(&similarity),
-                    Tie::Index => std::cmp::Ordering::Equal,
-                };
-                by_load.then(by_similarity).then(index.cmp(&chosen)).is_lt()
-            });
-            if better {
-                best = Some((worker.load, index, RegionIndex(region), similarity));
-            }
-        }
-    }
-    best.map(|(_, worker, region, similarity)| (worker, region, similarity))
+/// What is known of a worker; of one of which nothing is known, the worst.
+fn at(growth: &[f64], worker: usize) -> f64 {
+    growth.get(worker).copied().unwrap_or(f64::INFINITY)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 //! | header bytes → counts of the selected layers | [`signature`] |
 //! | counts → weighted unit vector → cosine similarity to every region | [`transform`], [`similarity`] |
 //! | similarities and worker loads → worker, with a [`Reason`] | [`decide`] |
+//! | requests that run on each worker → what one more costs there | [`batch`], [`marginal`] |
 //! | all of it in one call | [`route`] |
 //!
 //! [`blob`] is the file in which a calibration travels, [`prefix_hash`] chooses the prefill worker by the prompt's
@@ -29,9 +30,11 @@
     )
 )]
 
+pub mod batch;
 pub mod blob;
 pub mod decide;
 pub mod engine;
+pub mod marginal;
 pub mod outcome;
 pub mod prefix_cache;
 pub mod prefix_hash;

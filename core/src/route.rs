@@ -1,5 +1,8 @@
 //! Header bytes → decision, in one call: what a gateway does per request.
 
+mod running;
+
+use crate::batch::{Batches, Measure, Request};
 use crate::blob::Blob;
 use crate::decide::{
     Bounds, Decision, Draw, Evidence, Reason, Regions, Rule, Worker, WorkerIndex, bounds, decide,
@@ -8,12 +11,44 @@ use crate::signature::{Encoded, Geometry, SignatureError};
 use crate::similarity::Folded;
 use crate::transform::SignatureKind;
 
+pub use running::{Fleet, Prompt, route_running};
+
 /// Buffers that routing reuses; keep one per thread.
 #[derive(Debug, Default)]
 pub struct Scratch {
     signature: crate::signature::Scratch,
     counts: Vec<f32>,
     similarities: Vec<f32>,
+    request: Request,
+    is_seen: bool,
+    /// What the policy goes by of each worker's batch.
+    running: Vec<f64>,
+}
+
+impl Scratch {
+    /// The request that [`route_running`] saw last, if it could be held against batches: whoever places it
+    /// has its footprint join the batch.
+    pub fn request(&self) -> Option<&Request> {
+        self.is_seen.then_some(&self.request)
+    }
+
+    /// Reads the counts of some layers.
+    fn count(
+        &mut self,
+        signature: &Encoded<'_>,
+        geometry: Geometry,
+        layers: &[u16],
+    ) -> Result<(), Reason> {
+        if signature.geometry() != geometry {
+            return Err(Reason::GeometryMismatch);
+        }
+        signature
+            .rows(layers, &mut self.signature, &mut self.counts)
+            .map_err(|error| match error {
+                SignatureError::NoRow { .. } => Reason::GeometryMismatch,
+                _ => Reason::MalformedSignature,
+            })
+    }
 }
 
 /// Why a blob cannot route here.
@@ -103,6 +138,11 @@ impl Map {
         })
     }
 
+    /// Idle batches of so many workers that look at the layers which the blob selects.
+    pub fn batches(&self, measure: Measure, workers: usize) -> Batches {
+        Batches::of_layers(measure, self.geometry, self.layers.clone(), workers)
+    }
+
     /// Shape of the model's routing.
     pub fn geometry(&self) -> Geometry {
         self.geometry
@@ -141,25 +181,18 @@ impl Map {
         mut done: impl FnMut(Step),
     ) -> Result<&'s [f32], Reason> {
         let signature = Encoded::parse(header).map_err(|_| Reason::MalformedSignature)?;
-        if signature.geometry() != self.geometry {
-            return Err(Reason::GeometryMismatch);
-        }
-        signature
-            .rows(&self.layers, &mut scratch.signature, &mut scratch.counts)
-            .map_err(|error| match error {
-                SignatureError::NoRow { .. } => Reason::GeometryMismatch,
-                _ => Reason::MalformedSignature,
-            })?;
-        let Scratch {
-            counts,
-            similarities,
-            ..
-        } = scratch;
+        scratch.count(&signature, self.geometry, &self.layers)?;
         done(Step::Decode);
-        self.kind.shape(counts);
-        self.folded.to_each(counts, similarities);
+        self.compare(scratch);
         done(Step::Compare);
-        Ok(similarities)
+        Ok(&scratch.similarities)
+    }
+
+    /// Counts to similarities.
+    fn compare(&self, scratch: &mut Scratch) {
+        self.kind.shape(&mut scratch.counts);
+        self.folded
+            .to_each(&mut scratch.counts, &mut scratch.similarities);
     }
 }
 
@@ -187,6 +220,8 @@ pub enum Step {
 /// Chooses the decode worker for a request. `map` is the model's bound blob, `header` the value of the
 /// signature header; either may be missing. `workers` must not be empty.
 /// `done` is told of each step, for those who take the time.
+///
+/// Policies that look at running batches are for [`route_running`]: here `hybrid` is `band`, the others choose the least loaded.
 pub fn route(
     rule: &Rule,
     map: Option<&Map>,
@@ -199,7 +234,7 @@ pub fn route(
     let none = Regions::NONE;
     let regions = map.map_or(&none, |map| &map.regions);
     let found = match (map, header) {
-        _ if !rule.policy.looks() => Err(Reason::Blind),
+        _ if !rule.policy.compares_regions() => Err(Reason::Blind),
         (None, _) => Err(Reason::NoBlob),
         (Some(_), None) => Err(Reason::NoSignature),
         (Some(map), Some(header)) => map.similarities(header, scratch, done),
@@ -215,7 +250,7 @@ pub fn route_by(
     workers: &[Worker],
     draw: Draw,
 ) -> Decision {
-    let found = if rule.policy.looks() {
+    let found = if rule.policy.compares_regions() {
         found
     } else {
         Err(Reason::Blind)

@@ -9,42 +9,73 @@ const LANES: usize = 16;
 
 /// Dot product over the shorter length.
 ///
-/// Sixteen partial sums, added pairwise at the end: compilers turn this into simd128 and SSE/AVX code, and since
-/// the order of additions is fixed here, the bits are the same natively and in WebAssembly.
+/// Sixteen partial sums in four vectors of four, added pairwise at the end. The order of additions is fixed here, so the bits
+/// are the same natively and in WebAssembly.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let length = a.len().min(b.len());
+    let (a, b) = (
+        a.get(..length).unwrap_or_default(),
+        b.get(..length).unwrap_or_default(),
+    );
     let (a_blocks, a_rest) = a.as_chunks::<LANES>();
     let (b_blocks, b_rest) = b.as_chunks::<LANES>();
-    let mut sums = [0.0f32; LANES];
+    let mut sums = [f32x4::ZERO; LANES / 4];
     for (a, b) in a_blocks.iter().zip(b_blocks) {
-        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
-            *sum += a * b;
+        let (a, b) = (a.as_chunks::<4>().0, b.as_chunks::<4>().0);
+        for ((sum, &a), &b) in sums.iter_mut().zip(a).zip(b) {
+            *sum += f32x4::from(a) * f32x4::from(b);
         }
     }
-    // Where the lengths differ, the shorter one's rest meets a block of the longer one.
-    let blocks = a_blocks.len().min(b_blocks.len()) * LANES;
-    let a_rest = if a.len() <= b.len() {
-        a_rest
-    } else {
-        a.get(blocks..).unwrap_or_default()
-    };
-    let b_rest = if b.len() <= a.len() {
-        b_rest
-    } else {
-        b.get(blocks..).unwrap_or_default()
-    };
-    for ((sum, a), b) in sums.iter_mut().zip(a_rest).zip(b_rest) {
-        *sum += a * b;
-    }
-    let mut width = LANES / 2;
-    while width > 0 {
-        let (low, high) = sums.split_at_mut(width);
-        for (low, high) in low.iter_mut().zip(high) {
-            *low += *high;
+    let mut rest = [[0.0; LANES]; 2];
+    for (padded, values) in rest.iter_mut().zip([a_rest, b_rest]) {
+        for (padded, value) in padded.iter_mut().zip(values) {
+            *padded = *value;
         }
-        width /= 2;
     }
-    let [total, ..] = sums;
-    total
+    let [a, b] = &rest;
+    let (a, b) = (a.as_chunks::<4>().0, b.as_chunks::<4>().0);
+    for ((sum, &a), &b) in sums.iter_mut().zip(a).zip(b) {
+        *sum += f32x4::from(a) * f32x4::from(b);
+    }
+    let [p, q, r, s] = sums;
+    let [w, x, y, z] = ((p + r) + (q + s)).to_array();
+    (w + y) + (x + z)
+}
+
+/// Rows that [`dot_each`] takes side by side.
+pub(crate) const ROWS: usize = 4;
+
+/// Dot products of `a` with several rows, for which it is loaded once. All are as long as it; of others the
+/// result says nothing. Each result depends on its own row alone.
+pub(crate) fn dot_each(a: &[f32], rows: [&[f32]; ROWS]) -> [f32; ROWS] {
+    let (blocks, rest) = a.as_chunks::<8>();
+    let blocks_of = rows.map(|row| row.as_chunks::<8>());
+    let [p, q, r, s] = blocks_of.map(|(blocks, _)| blocks);
+    let mut sums = [[f32x4::ZERO; 2]; ROWS];
+    let mut add = |a: &[f32; 8], rows: [&[f32; 8]; ROWS]| {
+        let halves = a.as_chunks::<4>().0;
+        for (sums, row) in sums.iter_mut().zip(rows) {
+            let row = row.as_chunks::<4>().0;
+            for ((sum, &a), &b) in sums.iter_mut().zip(halves).zip(row) {
+                *sum += f32x4::from(a) * f32x4::from(b);
+            }
+        }
+    };
+    for ((((a, p), q), r), s) in blocks.iter().zip(p).zip(q).zip(r).zip(s) {
+        add(a, [p, q, r, s]);
+    }
+    let rests = blocks_of.map(|(_, rest)| padded(rest));
+    add(&padded(rest), rests.each_ref());
+    sums.map(|[low, high]| total_of(low + high))
+}
+
+/// Fills up with zeros.
+fn padded(values: &[f32]) -> [f32; 8] {
+    let mut padded = [0.0; 8];
+    for (padded, value) in padded.iter_mut().zip(values) {
+        *padded = *value;
+    }
+    padded
 }
 
 /// Dot product, one term after the other, in `f64`: the oracle for [`dot`].
@@ -183,6 +214,44 @@ mod tests {
             let difference = (f64::from(dot(&a, &b)) - dot_scalar(&a, &b)).abs();
             prop_assert!(difference <= 1e-6 * size, "{difference} of {size}");
             prop_assert_eq!(dot(&a, &b).to_bits(), dot(&b, &a).to_bits());
+        }
+    }
+
+    /// [`dot`] number by number.
+    fn sixteen_sums(a: &[f32], b: &[f32]) -> f32 {
+        let mut sums = [0.0f32; LANES];
+        for (at, (a, b)) in a.iter().zip(b).enumerate() {
+            sums[at % LANES] += a * b;
+        }
+        for width in [8, 4, 2, 1] {
+            for lane in 0..width {
+                sums[lane] += sums[lane + width];
+            }
+        }
+        sums[0]
+    }
+
+    proptest! {
+        #[test]
+        fn dot_is_sixteen_sums_added_pairwise(a in vector(), b in vector()) {
+            prop_assert_eq!(dot(&a, &b), sixteen_sums(&a, &b));
+        }
+
+        #[test]
+        fn each_of_several_dot_products_is_its_own_rows(
+            rows in (0usize..200).prop_flat_map(|length| {
+                proptest::collection::vec(proptest::collection::vec(-1.0f32..1.0, length), ROWS + 1)
+            }),
+        ) {
+            let [a, p, q, r, s] = rows.as_slice() else { unreachable!() };
+            let found = dot_each(a, [p, q, r, s]);
+            for (found, row) in found.into_iter().zip([p, q, r, s]) {
+                let size: f64 = a.iter().zip(row).map(|(a, b)| f64::from((a * b).abs())).sum();
+                let difference = (f64::from(found) - dot_scalar(a, row)).abs();
+                prop_assert!(difference <= 1e-6 * size, "{difference} of {size}");
+                let [alone, ..] = dot_each(a, [row, s, r, q]);
+                prop_assert_eq!(found.to_bits(), alone.to_bits());
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 use eldr_core::blob::{Blob, Fit};
 use eldr_core::decide::{Draw, Policy, Rule, Worker};
-use eldr_core::route::{Map, Scratch, route};
+use eldr_core::route::{Fleet, Map, Prompt, Scratch, route, route_running};
 use eldr_core::signature::{Encoding, Geometry, Signature};
 use eldr_core::transform::Transform;
 
@@ -79,6 +79,51 @@ fn a_thread_that_has_routed_once_routes_without_allocating() {
     let after = allocation_counter::measure(all_once);
     assert_eq!(after.count_total, 0);
     let counted = |name: &str| reasons.iter().filter(|&&reason| reason == name).count();
-    // Both rounds did what they look like: four good headers, one bad.
-    assert_eq!((counted("in_band"), counted("malformed_signature")), (8, 4));
+    // Both rounds did what they look like: four good headers, one bad; hybrid is band where nobody keeps batches.
+    assert_eq!(
+        (counted("in_band"), counted("malformed_signature")),
+        (16, 6)
+    );
+}
+
+#[test]
+fn policies_that_look_at_batches_allocate_only_what_stays_with_the_request() {
+    let geometry = Geometry::new(48, 128).unwrap();
+    let names: Vec<String> = (0..16).map(|worker| format!("decode-{worker}")).collect();
+    let map = map(geometry, vec![0, 1, 7, 40], &names);
+    let workers = [Worker {
+        load: 1.0,
+        available: true,
+    }; 16];
+    let counts = (0..geometry.counts())
+        .map(|index| (index % 10) as u16)
+        .collect();
+    let signature = Signature::dense(geometry, counts, Some(9)).unwrap();
+    let header = signature.encode(Encoding::U16);
+    let prompt = Prompt {
+        header: Some(header.as_bytes()),
+        ..Prompt::default()
+    };
+    let draw = Draw {
+        sequence: 1,
+        entropy: 7,
+    };
+    for policy in [Policy::Marginal, Policy::Hybrid, Policy::BatchBand] {
+        let mut batches = map.batches(policy.measure().unwrap(), workers.len());
+        let mut scratch = Scratch::default();
+        let mut once = || {
+            let fleet = Fleet {
+                workers: &workers,
+                batches: &batches,
+            };
+            let rule = Rule::of(policy);
+            let decision = route_running(&rule, Some(&map), prompt, fleet, draw, &mut scratch);
+            let footprint = scratch.request().unwrap().footprint();
+            batches.join(decision.target, &footprint);
+            batches.leave(decision.target, &footprint);
+        };
+        once();
+        let after = allocation_counter::measure(once);
+        assert_eq!(after.count_total, 1, "{}: the footprint", policy.name());
+    }
 }

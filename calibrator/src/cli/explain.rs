@@ -71,7 +71,8 @@ fn load(text: &str) -> Result<(String, f64), String> {
 }
 
 fn policies() -> impl TypedValueParser<Value = Policy> {
-    let names = PossibleValuesParser::new(Policy::ALL.map(Policy::name));
+    // A blob and a header say nothing about running batches.
+    let names = PossibleValuesParser::new(Policy::without_batches().map(Policy::name));
     names.map(|name| {
         let found = Policy::ALL.into_iter().find(|policy| policy.name() == name);
         found.unwrap_or_default()

@@ -38,7 +38,8 @@ pub(super) fn models(
         let name = entries
             .text(told, "name")
             .map_or_else(|| "*".into(), |(_, name)| name);
-        let policies = Policy::ALL.map(|policy| (policy.name(), policy.name()));
+        let policies = Policy::without_batches().map(|policy| (policy.name(), policy.name()));
+        let policies: Vec<_> = policies.collect();
         let policy = entries
             .choice(told, "policy", &policies)
             .unwrap_or_default();

@@ -137,6 +137,30 @@ fn missing_evidence_goes_to_the_least_loaded_with_its_reason() {
 }
 
 #[test]
+fn without_running_batches_hybrid_is_band_and_the_others_are_blind() {
+    let choose = |policy, evidence| {
+        let rule = Rule::of(policy);
+        let decision = decide(
+            &rule,
+            evidence,
+            &one_worker_each(3),
+            &idle(&[2.0, 1.0, 0.0]),
+            DRAW,
+        );
+        (decision.target.0, decision.reason)
+    };
+    let seen = Evidence::Similarities(&[0.9, 0.8, 0.1]);
+    assert_eq!(choose(Policy::Hybrid, seen), (1, Reason::InBand));
+    assert_eq!(choose(Policy::Marginal, seen), (2, Reason::Blind));
+    assert_eq!(choose(Policy::BatchBand, seen), (2, Reason::Blind));
+    let only_batches = Evidence::Running {
+        workers: &[0.0, 1.0, 2.0],
+        similarities: Err(Reason::NoBlob),
+    };
+    assert_eq!(choose(Policy::Hybrid, only_batches), (2, Reason::NoBlob));
+}
+
+#[test]
 fn round_robin_takes_turns_among_the_available() {
     let mut workers = idle(&[0.0; 4]);
     workers[1].available = false;
@@ -239,8 +263,101 @@ fn oracle(
     (fallback[0], Reason::AllEjected)
 }
 
+/// The candidates below the cap, which is over `counted`; as the policies read aloud that look at batches.
+fn below_cap(rule: &Rule, workers: &[Worker], counted: impl Fn(usize) -> bool) -> Vec<usize> {
+    let there: Vec<usize> = (0..workers.len())
+        .filter(|&w| workers[w].available && counted(w))
+        .collect();
+    let mean = there.iter().map(|&w| workers[w].load).sum::<f64>() / there.len().max(1) as f64;
+    let cap = rule
+        .max_load_factor
+        .map_or(f64::INFINITY, |factor| factor * mean);
+    let all = 0..workers.len();
+    all.filter(|&w| workers[w].available && workers[w].load <= cap)
+        .collect()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn hybrid_takes_the_least_growth_of_the_band(
+        (workers, regions, similarities) in fleet(),
+        growth in proptest::collection::vec((0u32..4).prop_map(f64::from), 7),
+        tau in select(vec![0.0f32, 0.05, 0.3, 2.0]),
+        cap in select(vec![None, Some(1.0), Some(1.25), Some(3.0)]),
+    ) {
+        let rule = Rule { tau, max_load_factor: cap, ..Rule::of(Policy::Hybrid) };
+        let growth = &growth[..workers.len()];
+        let evidence = Evidence::Running { workers: growth, similarities: Ok(&similarities) };
+        let decision = decide(&rule, evidence, &Regions::new(regions.clone()), &workers, DRAW);
+
+        let serves = |w: usize| regions.iter().flatten().any(|index| index.0 == w);
+        let may = below_cap(&rule, &workers, serves);
+        // Each similarity once, descending: bands from the configured one up to all regions.
+        let top = similarities.iter().copied().fold(f32::MIN, f32::max);
+        let mut thresholds: Vec<f32> = similarities.iter().copied().filter(|&s| s < top - tau).collect();
+        thresholds.push(top - tau);
+        thresholds.sort_by(|a, b| b.total_cmp(a));
+        let expected = thresholds.into_iter().find_map(|threshold| {
+            let members = (0..regions.len()).filter(|&region| similarities[region] >= threshold);
+            let pairs = members.flat_map(|region| regions[region].iter().map(move |w| (w.0, region)));
+            pairs.filter(|(w, _)| may.contains(w)).min_by(|(a, x), (b, y)| {
+                let key = |w: usize| (growth[w], workers[w].load);
+                key(*a).partial_cmp(&key(*b)).unwrap()
+                    .then(similarities[*y].total_cmp(&similarities[*x])).then(a.cmp(b))
+            })
+        });
+        match expected {
+            Some((worker, region)) => {
+                prop_assert_eq!((decision.target.0, decision.reason), (worker, Reason::Marginal));
+                prop_assert_eq!(decision.similarity, Some(similarities[region]));
+            }
+            None => prop_assert_eq!(decision.reason, Reason::AllEjected),
+        }
+    }
+
+    #[test]
+    fn batch_band_takes_the_least_loaded_of_the_nearest_batches(
+        (workers, _, _) in fleet(),
+        cosines in proptest::collection::vec(prop_oneof![Just(f64::NAN), select(vec![0.0, 0.5, 0.875, 1.0])], 7),
+        tau in select(vec![0.0f32, 0.125, 0.5]),
+        cap in select(vec![None, Some(1.0), Some(1.25)]),
+    ) {
+        let rule = Rule { tau, max_load_factor: cap, ..Rule::of(Policy::BatchBand) };
+        let evidence = Evidence::Running { workers: &cosines[..workers.len()], similarities: Err(Reason::NoBlob) };
+        let decision = decide(&rule, evidence, &Regions::NONE, &workers, DRAW);
+
+        let may = below_cap(&rule, &workers, |_| true);
+        let there = (0..workers.len()).filter(|&w| workers[w].available && !cosines[w].is_nan());
+        let top = there.map(|w| cosines[w]).reduce(f64::max).unwrap_or(0.0);
+        let cosine = |w: usize| if cosines[w].is_nan() { top } else { cosines[w] };
+        let mut order = may;
+        order.sort_by(|&a, &b| cosine(b).total_cmp(&cosine(a)).then(a.cmp(&b)));
+        let Some(&nearest) = order.first() else {
+            prop_assert_eq!(decision.reason, Reason::AllEjected);
+            return Ok(());
+        };
+        let reach = (top - f64::from(tau)).min(cosine(nearest));
+        let expected = order.into_iter().filter(|&w| cosine(w) >= reach).min_by(|&a, &b| {
+            workers[a].load.total_cmp(&workers[b].load).then(cosine(b).total_cmp(&cosine(a))).then(a.cmp(&b))
+        });
+        prop_assert_eq!((Some(decision.target.0), decision.reason), (expected, Reason::InBand));
+    }
+
+    #[test]
+    fn whatever_batches_say_the_target_is_a_worker_and_available_if_any_is(
+        (workers, regions, similarities) in fleet(),
+        policy in select(Policy::ALL.to_vec()),
+        running in proptest::collection::vec(any::<f64>(), 0..9), has_regions: bool,
+    ) {
+        let similarities = if has_regions { Ok(&similarities[..]) } else { Err(Reason::NoBlob) };
+        let evidence = Evidence::Running { workers: &running, similarities };
+        let regions = if has_regions { Regions::new(regions) } else { Regions::NONE };
+        let decision = decide(&Rule::of(policy), evidence, &regions, &workers, DRAW);
+        prop_assert!(decision.target.0 < workers.len());
+        prop_assert_eq!(workers[decision.target.0].available, workers.iter().any(|w| w.available));
+    }
 
     #[test]
     fn band_equals_the_rule_read_aloud(

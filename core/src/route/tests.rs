@@ -328,3 +328,201 @@ fn a_header_fits_where_every_part_of_it_is_good_and_every_selected_layer_there()
     }
     assert!(!map.fits(b"", &mut scratch));
 }
+
+/// Two layers of four experts; region 0 is about expert 0, region 1 about expert 1; six layers in the model.
+fn small_map(layers: Vec<u16>) -> Map {
+    let geometry = Geometry::new(6, 4).unwrap();
+    let dimension = layers.len() * 4;
+    let mut centroids = vec![0.0; 2 * dimension];
+    centroids[0] = 1.0;
+    centroids[dimension + 1] = 1.0;
+    let blob = Blob {
+        revision: 1,
+        model: "m".into(),
+        transform: Transform::new(geometry, layers, vec![1.0; dimension]).unwrap(),
+        centroids,
+        tau: 0.1,
+        regions: vec![vec!["a".into()], vec!["b".into()]],
+        fit: Fit {
+            quantiles: vec![vec![0.0; 7]; 2],
+            requests: 1,
+            rho: None,
+            seed: 1,
+            shares: vec![0.5; 2],
+        },
+        source: None,
+    };
+    Map::bind(blob, &["a".into(), "b".into(), "c".into()]).unwrap()
+}
+
+/// Ten tokens, all of which use this expert of each layer.
+fn of_expert(expert: usize, tokens: Option<u64>) -> String {
+    let geometry = Geometry::new(6, 4).unwrap();
+    let counts = (0..24)
+        .map(|at| if at % 4 == expert { 10 } else { 0 })
+        .collect();
+    let signature = Signature::dense(geometry, counts, tokens).unwrap();
+    signature.encode(Encoding::U16)
+}
+
+fn running(
+    policy: crate::Policy,
+    map: Option<&Map>,
+    prompt: Prompt<'_>,
+    batches: &Batches,
+    scratch: &mut Scratch,
+) -> (usize, Reason) {
+    let workers = [Worker {
+        load: 1.0,
+        available: true,
+    }; 3];
+    let fleet = Fleet {
+        workers: &workers,
+        batches,
+    };
+    let decision = route_running(&Rule::of(policy), map, prompt, fleet, DRAW, scratch);
+    (decision.target.0, decision.reason)
+}
+
+#[test]
+fn a_request_goes_where_requests_like_it_run_whatever_layers_the_blob_compares() {
+    use crate::Policy;
+    let map = small_map(vec![1, 4]);
+    let mut scratch = Scratch::default();
+    for layers in [vec![1, 4], vec![0, 2, 5]] {
+        for policy in [Policy::Marginal, Policy::BatchBand, Policy::Hybrid] {
+            let measure = policy.measure().unwrap();
+            let mut batches = Batches::new(measure, map.geometry(), layers.clone(), 3).unwrap();
+            // Worker 0 runs a request of expert 1, worker 1 one of expert 2, worker 2 one of expert 0.
+            for (worker, expert) in [(0, 1), (1, 2), (2, 0)] {
+                let header = of_expert(expert, Some(10));
+                let prompt = Prompt {
+                    header: Some(header.as_bytes()),
+                    ..Prompt::default()
+                };
+                running(policy, Some(&map), prompt, &batches, &mut scratch);
+                batches.join(WorkerIndex(worker), &scratch.request().unwrap().footprint());
+            }
+            let mut choose = |expert| {
+                let header = of_expert(expert, None);
+                let prompt = Prompt {
+                    header: Some(header.as_bytes()),
+                    tokens: Some(10),
+                    kv_tokens: 0,
+                };
+                running(policy, Some(&map), prompt, &batches, &mut scratch)
+            };
+            match policy {
+                // Regions 0 and 1 are about experts 0 and 1; their workers run others.
+                Policy::Hybrid => {
+                    assert_eq!(choose(0), (0, Reason::Marginal));
+                    assert_eq!(choose(1), (1, Reason::Marginal));
+                    // As like to both: the batch tells.
+                    assert_eq!(choose(2), (1, Reason::Marginal));
+                }
+                _ => {
+                    let reason = match policy {
+                        Policy::Marginal => Reason::Marginal,
+                        _ => Reason::InBand,
+                    };
+                    assert_eq!(choose(0), (2, reason));
+                    assert_eq!(choose(1), (0, reason));
+                    assert_eq!(choose(2), (1, reason));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_batches_cannot_be_held_against_becomes_a_reason() {
+    use crate::Policy;
+    let map = small_map(vec![1, 4]);
+    let mut scratch = Scratch::default();
+    let usage = map.batches(Measure::Usage, 3);
+    let header = of_expert(0, None);
+    let broken = header.replace(":;", "!:;");
+    let geometry = Geometry::new(6, 4).unwrap();
+    let lacks_a_layer = Signature::sparse(geometry, vec![1], vec![1; 4], Some(1)).unwrap();
+    let lacks_a_layer = lacks_a_layer.encode(Encoding::U16);
+    let prompt = |header: &'static str, tokens| Prompt {
+        header: Some(header.as_bytes()),
+        tokens,
+        kv_tokens: 0,
+    };
+    let [header, broken, lacks_a_layer] =
+        [header, broken, lacks_a_layer].map(|text| &*Box::leak(text.into_boxed_str()));
+    for (policy, map, prompt, reason) in [
+        (
+            Policy::Marginal,
+            None,
+            prompt(header, Some(10)),
+            Reason::Marginal,
+        ),
+        (
+            Policy::Hybrid,
+            None,
+            prompt(header, Some(10)),
+            Reason::NoBlob,
+        ),
+        (
+            Policy::Marginal,
+            Some(&map),
+            Prompt::default(),
+            Reason::NoSignature,
+        ),
+        (
+            Policy::Marginal,
+            None,
+            prompt(header, None),
+            Reason::MalformedSignature,
+        ),
+        (
+            Policy::Hybrid,
+            Some(&map),
+            prompt(broken, Some(10)),
+            Reason::MalformedSignature,
+        ),
+        (
+            Policy::Marginal,
+            None,
+            prompt(lacks_a_layer, None),
+            Reason::GeometryMismatch,
+        ),
+        (
+            Policy::Hybrid,
+            Some(&map),
+            prompt(header, Some(10)),
+            Reason::Marginal,
+        ),
+        // Batches of another measure.
+        (
+            Policy::BatchBand,
+            Some(&map),
+            prompt(header, Some(10)),
+            Reason::Blind,
+        ),
+        // Policies that do not look at batches are as ever.
+        (
+            Policy::Band,
+            Some(&map),
+            prompt(header, None),
+            Reason::InBand,
+        ),
+        (
+            Policy::LeastLoaded,
+            Some(&map),
+            prompt(header, None),
+            Reason::Blind,
+        ),
+    ] {
+        let found = running(policy, map, prompt, &usage, &mut scratch).1;
+        assert_eq!(found, reason, "{policy:?}, {prompt:?}");
+        let is_seen = reason == Reason::Marginal || reason == Reason::NoBlob;
+        assert_eq!(
+            scratch.request().is_some(),
+            is_seen,
+            "{policy:?}, {prompt:?}"
+        );
+    }
+}

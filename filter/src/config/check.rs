@@ -156,10 +156,8 @@ impl Check {
                 http.map(|http| self.source(field, http)),
             ),
         };
-        let mut rule = Rule {
-            policy: raw.policy,
-            ..Rule::default()
-        };
+        self.policy(&format!("{field}.policy"), raw.policy);
+        let mut rule = Rule::of(raw.policy);
         if let Some(map) = &blob {
             rule.tau = map.tau;
         }
@@ -209,9 +207,22 @@ impl Check {
         }
     }
 
+    fn policy(&mut self, field: &str, policy: Policy) {
+        if policy.measure().is_some() {
+            let found = format!("{:?}, which looks at running batches", policy.name());
+            let names: Vec<&str> = Policy::without_batches().map(Policy::name).collect();
+            let allowed = format!(
+                "what needs no running batches, since gateways keep none: {}",
+                names.join(", ")
+            );
+            self.mistake(field, &found, &allowed);
+        }
+    }
+
     fn rollout(&mut self, field: &str, policy: Policy, raw: &RawRollout) -> (Rollout, Policy) {
         let field = |name: &str| format!("{field}.rollout.{name}");
         let rollout = self.rollout_kind(&field, raw);
+        self.policy(&field("control"), rollout.1);
         if rollout.1 == policy {
             let found = format!("{:?}", policy.name());
             let allowed = "another policy than the model's: figures are told apart by policy";

@@ -1,0 +1,98 @@
+//! Routing by what runs on each worker.
+
+use super::{Map, Scratch, route};
+use crate::batch::Batches;
+use crate::decide::{Decision, Draw, Evidence, Reason, Regions, Rule, Worker, decide};
+use crate::signature::Encoded;
+
+/// What prefill said of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Prompt<'a> {
+    /// Value of the signature header.
+    pub header: Option<&'a [u8]>,
+    /// Prompt tokens, for signatures without `n`.
+    pub tokens: Option<u64>,
+    /// Tokens that the request will have in the worker's KV cache.
+    pub kv_tokens: u32,
+}
+
+/// The decode workers as the gateway sees them, not empty, and what runs on each.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Fleet<'a> {
+    /// Load and availability.
+    pub workers: &'a [Worker],
+    /// In the same order, of the rule's [`measure`](crate::decide::Policy::measure).
+    pub batches: &'a Batches,
+}
+
+/// As [`route`], with the running batches for policies that look at them. [`Scratch::request`] then has what is to join the batch of the chosen worker.
+pub fn route_running(
+    rule: &Rule,
+    map: Option<&Map>,
+    prompt: Prompt<'_>,
+    fleet: Fleet<'_>,
+    draw: Draw,
+    scratch: &mut Scratch,
+) -> Decision {
+    scratch.is_seen = false;
+    if rule.policy.measure().is_none() {
+        return route(
+            rule,
+            map,
+            prompt.header,
+            fleet.workers,
+            draw,
+            scratch,
+            |_| (),
+        );
+    }
+    let none = Regions::NONE;
+    let regions = map.map_or(&none, |map| &map.regions);
+    let evidence = match see(rule, map, prompt, fleet.batches, scratch) {
+        Ok(similarities) => Evidence::Running {
+            workers: &scratch.running,
+            similarities: similarities.map(|()| scratch.similarities.as_slice()),
+        },
+        Err(reason) => Evidence::Missing(reason),
+    };
+    decide(rule, evidence, regions, fleet.workers, draw)
+}
+
+/// Fills `scratch` with all that the policy goes by; inside, whether there are similarities.
+fn see(
+    rule: &Rule,
+    map: Option<&Map>,
+    prompt: Prompt<'_>,
+    batches: &Batches,
+    scratch: &mut Scratch,
+) -> Result<Result<(), Reason>, Reason> {
+    if rule.policy.measure() != Some(batches.measure()) {
+        return Err(Reason::Blind);
+    }
+    let header = prompt.header.ok_or(Reason::NoSignature)?;
+    let signature = Encoded::parse(header).map_err(|_| Reason::MalformedSignature)?;
+    scratch.count(&signature, batches.geometry(), batches.layers())?;
+    let tokens = signature.prompt_tokens().or(prompt.tokens);
+    let tokens = tokens.unwrap_or_default();
+    let Scratch {
+        counts, request, ..
+    } = scratch;
+    if !batches.see(counts, tokens, prompt.kv_tokens, request) {
+        return Err(Reason::MalformedSignature);
+    }
+    scratch.is_seen = true;
+    batches.to_each(rule, &scratch.request, &mut scratch.running);
+    if !rule.policy.compares_regions() {
+        return Ok(Err(Reason::Blind));
+    }
+    let Some(map) = map else {
+        return Ok(Err(Reason::NoBlob));
+    };
+    if map.layers != batches.layers()
+        && let Err(reason) = scratch.count(&signature, map.geometry, &map.layers)
+    {
+        return Ok(Err(reason));
+    }
+    map.compare(scratch);
+    Ok(Ok(()))
+}
