@@ -185,7 +185,9 @@ impl<K: Clone + PartialEq> DecodeBatch<K> {
 
     /// Removes every request, running and waiting, as when the worker fails.
     pub fn clear(&mut self) {
-        self.running.drain(..).for_each(|member| self.union.leave(&member.experts));
+        self.running
+            .drain(..)
+            .for_each(|member| self.union.leave(&member.experts));
         self.waiting.clear();
         self.kv_tokens = 0;
         self.kv_reserved = 0;
