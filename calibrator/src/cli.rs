@@ -13,6 +13,7 @@ mod refit;
 mod remap;
 mod report;
 mod serve;
+mod simulate;
 
 use std::io::Write as _;
 use std::path::Path;
@@ -53,6 +54,8 @@ enum Command {
     Place(place::PlaceArgs),
     /// Shows why a request would be sent to which decode worker
     Explain(explain::ExplainArgs),
+    /// Replays a trace on a simulated cluster and compares policies
+    Simulate(simulate::SimulateArgs),
     /// Lets the regions of a blob follow recent requests
     Refit(refit::RefitArgs),
     /// Brings back an older revision of a blob
@@ -104,6 +107,10 @@ pub fn run() -> ExitCode {
         Command::Explain(explain) => match explain.check() {
             Ok(()) => explain.run(),
             Err(problem) => usage(&["explain"], problem),
+        },
+        Command::Simulate(simulate) => match simulate.check() {
+            Ok(()) => simulate.run(),
+            Err(problem) => usage(&["simulate"], problem),
         },
         Command::Refit(refit) => refit.run(),
         Command::Rollback(rollback) => rollback.run(),

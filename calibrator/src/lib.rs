@@ -25,6 +25,7 @@ pub mod report;
 pub mod requests;
 pub mod serve;
 pub mod signatures;
+pub mod simulate;
 pub mod trace;
 pub mod weights;
 

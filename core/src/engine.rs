@@ -2,8 +2,9 @@
 //!
 //! A decode step reads from GPU memory every distinct expert that any request of the batch
 //! activates, so a step is as slow as its batch is diverse. [`DecodeBatch`] holds who runs together
-//! on one worker and counts those experts exactly; [`StepModel`] turns the count into time. There
-//! is no clock here: the mock engine sleeps for [`StepReport::duration`], a simulator adds it up.
+//! on one worker and counts those experts, exactly where tokens were recorded and by expectation where
+//! only probabilities are known; [`StepModel`] turns the count into time. There is no clock here: the
+//! mock engine sleeps for [`StepReport::duration`], a simulator adds it up.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -13,8 +14,8 @@
 //! // One layer of four experts, top-2, two recorded tokens per request.
 //! let geometry = Geometry { layers: 1, experts: 4 };
 //! let mut batch = DecodeBatch::new(StepModel::QWEN3_30B_A3B, geometry, 256);
-//! batch.join("a", Arc::new(ExpertIds::new(geometry, 2, vec![0, 1, 0, 1])?), 2);
-//! batch.join("b", Arc::new(ExpertIds::new(geometry, 2, vec![1, 2, 2, 3])?), 1);
+//! batch.join("a", Arc::new(ExpertIds::new(geometry, 2, vec![0, 1, 0, 1])?), 0, 2);
+//! batch.join("b", Arc::new(ExpertIds::new(geometry, 2, vec![1, 2, 2, 3])?), 0, 1);
 //!
 //! let report = batch.step();
 //! assert_eq!((report.batch(), report.mean_experts), (2, 3.0)); // {0, 1, 2}
@@ -23,41 +24,62 @@
 //! # Ok::<(), eldr_core::engine::ExpertIdsError>(())
 //! ```
 
+mod activation;
 mod ids;
 mod model;
+mod union;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::signature::Geometry;
+use union::Union;
 
+pub use activation::{Activation, ActivationError};
 pub use ids::{ExpertIds, ExpertIdsError};
 pub use model::StepModel;
+pub use union::Experts;
 
 /// The requests that decode together on one worker, and those queued behind them.
 ///
 /// Continuous batching as engines do it: a request joins at the next step if the batch has room,
 /// else it waits in arrival order; each step decodes one token of every member; a member leaves
 /// after its last token or when it is cancelled. `K` names a request; the caller keeps keys apart.
+///
+/// A KV cache of limited size holds back who would not fit: a member takes room for its prompt and its whole answer when it joins,
+/// so that nobody is ever preempted. Engines take room as they go, and preempt; they run fuller, and stall when they err.
 #[derive(Clone, Debug)]
 pub struct DecodeBatch<K> {
     model: StepModel,
-    geometry: Geometry,
     batch_max: usize,
+    kv_tokens_max: u64,
     running: Vec<Member<K>>,
     waiting: VecDeque<Member<K>>,
-    /// One bit per expert, `words` words per layer; cleared and refilled by every step.
-    active: Vec<u64>,
+    union: Union,
+    /// Tokens in the KV caches of the running members.
+    kv_tokens: u64,
+    /// What they will have at their ends.
+    kv_reserved: u64,
     report: StepReport<K>,
 }
 
 #[derive(Clone, Debug)]
 struct Member<K> {
     key: K,
-    ids: Arc<ExpertIds>,
+    experts: Experts,
+    context: u32,
     decoded: u32,
     tokens: u32,
+}
+
+impl<K> Member<K> {
+    fn kv_tokens(&self) -> u64 {
+        u64::from(self.context) + u64::from(self.decoded)
+    }
+
+    fn kv_tokens_at_end(&self) -> u64 {
+        u64::from(self.context) + u64::from(self.tokens)
+    }
 }
 
 /// What one step did.
@@ -102,11 +124,13 @@ impl<K: Clone + PartialEq> DecodeBatch<K> {
     pub fn new(model: StepModel, geometry: Geometry, batch_max: usize) -> Self {
         DecodeBatch {
             model,
-            geometry,
             batch_max: batch_max.max(1),
+            kv_tokens_max: u64::MAX,
             running: Vec::new(),
             waiting: VecDeque::new(),
-            active: vec![0; geometry.layers.saturating_mul(words(geometry))],
+            union: Union::new(geometry),
+            kv_tokens: 0,
+            kv_reserved: 0,
             report: StepReport {
                 decoded: Vec::new(),
                 mean_experts: 0.0,
@@ -115,14 +139,23 @@ impl<K: Clone + PartialEq> DecodeBatch<K> {
         }
     }
 
-    /// Queues a request that decodes `tokens` tokens (0 is taken as 1: engines emit at least one).
+    /// Gives the worker a KV cache of `tokens` tokens. A request that it could never hold runs alone.
+    #[must_use]
+    pub fn with_kv_tokens_max(mut self, tokens: u64) -> Self {
+        self.kv_tokens_max = tokens;
+        self
+    }
+
+    /// Queues a request that decodes `tokens` tokens (0 is taken as 1: engines emit at least one) after the `context` tokens of
+    /// its prompt.
     ///
-    /// Token `t` activates row `t` of `ids`; past the last row it starts over. Ids of a model larger
+    /// Token `t` of a record activates its row `t`; past the last row it starts over. Experts of a model larger
     /// than this worker's are not counted where they do not fit.
-    pub fn join(&mut self, key: K, ids: Arc<ExpertIds>, tokens: u32) {
+    pub fn join(&mut self, key: K, experts: impl Into<Experts>, context: u32, tokens: u32) {
         self.waiting.push_back(Member {
             key,
-            ids,
+            experts: experts.into(),
+            context,
             decoded: 0,
             tokens: tokens.max(1),
         });
@@ -131,35 +164,72 @@ impl<K: Clone + PartialEq> DecodeBatch<K> {
     /// Removes a request, running or waiting; `false` if it is neither.
     pub fn cancel(&mut self, key: &K) -> bool {
         let before = self.running.len() + self.waiting.len();
-        self.running.retain(|member| member.key != *key);
+        let Self {
+            union,
+            kv_tokens,
+            kv_reserved,
+            ..
+        } = self;
+        self.running.retain(|member| {
+            let stays = member.key != *key;
+            if !stays {
+                union.leave(&member.experts);
+                *kv_tokens -= member.kv_tokens();
+                *kv_reserved -= member.kv_tokens_at_end();
+            }
+            stays
+        });
         self.waiting.retain(|member| member.key != *key);
         self.running.len() + self.waiting.len() < before
+    }
+
+    /// Removes every request, running and waiting, as when the worker fails.
+    pub fn clear(&mut self) {
+        self.running
+            .drain(..)
+            .for_each(|member| self.union.leave(&member.experts));
+        self.waiting.clear();
+        self.kv_tokens = 0;
+        self.kv_reserved = 0;
     }
 
     /// Lets waiting requests in, decodes one token of every member and lets finished ones go.
     ///
     /// Nothing is allocated once the buffers have grown to the batch size.
     pub fn step(&mut self) -> &StepReport<K> {
-        while self.running.len() < self.batch_max {
-            let Some(member) = self.waiting.pop_front() else {
-                break;
+        self.admit();
+        let recorded = self.running.iter().filter_map(|member| {
+            let Experts::Recorded(ids) = &member.experts else {
+                return None;
             };
-            self.running.push(member);
-        }
-        self.report.mean_experts = self.mean_experts();
+            Some((ids.as_ref(), member.decoded))
+        });
+        self.report.mean_experts = self.union.mean(recorded);
         self.report.duration = if self.running.is_empty() {
             Duration::ZERO
         } else {
-            self.model
-                .duration(self.report.mean_experts, self.running.len())
+            let (experts, batch) = (self.report.mean_experts, self.running.len());
+            self.model.duration(experts, batch, self.kv_tokens)
         };
-        let decoded = &mut self.report.decoded;
-        decoded.clear();
+        let Self {
+            union,
+            kv_tokens,
+            kv_reserved,
+            report,
+            ..
+        } = self;
+        report.decoded.clear();
         self.running.retain_mut(|member| {
             let token = member.decoded;
             member.decoded = token.saturating_add(1);
+            *kv_tokens += 1;
             let last = member.decoded >= member.tokens;
-            decoded.push(Decoded {
+            if last {
+                union.leave(&member.experts);
+                *kv_tokens -= member.kv_tokens();
+                *kv_reserved -= member.kv_tokens_at_end();
+            }
+            report.decoded.push(Decoded {
                 key: member.key.clone(),
                 token,
                 last,
@@ -167,6 +237,26 @@ impl<K: Clone + PartialEq> DecodeBatch<K> {
             !last
         });
         &self.report
+    }
+
+    /// Who waits joins in order while the batch and the KV cache have room; nobody overtakes.
+    fn admit(&mut self) {
+        while self.running.len() < self.batch_max {
+            let Some(next) = self.waiting.front() else {
+                return;
+            };
+            let reserved = self.kv_reserved.saturating_add(next.kv_tokens_at_end());
+            if reserved > self.kv_tokens_max && !self.running.is_empty() {
+                return;
+            }
+            let Some(member) = self.waiting.pop_front() else {
+                return;
+            };
+            self.union.enter(&member.experts);
+            self.kv_tokens = self.kv_tokens.saturating_add(member.kv_tokens());
+            self.kv_reserved = reserved;
+            self.running.push(member);
+        }
     }
 
     /// What the last step did; before the first, a step that decoded nothing.
@@ -184,33 +274,15 @@ impl<K: Clone + PartialEq> DecodeBatch<K> {
         self.waiting.len()
     }
 
+    /// Tokens in the KV caches of the requests in the batch.
+    pub fn kv_tokens(&self) -> u64 {
+        self.kv_tokens
+    }
+
     /// Whether a step would decode nothing.
     pub fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
     }
-
-    /// Distinct experts over the members' current tokens, mean over the model's layers.
-    fn mean_experts(&mut self) -> f64 {
-        self.active.fill(0);
-        let (words, experts) = (words(self.geometry), self.geometry.experts);
-        for member in &self.running {
-            let rows = member.ids.token(member.decoded);
-            for (layer, row) in self.active.chunks_exact_mut(words).zip(rows) {
-                for &expert in row.iter().filter(|&&expert| usize::from(expert) < experts) {
-                    if let Some(word) = layer.get_mut(usize::from(expert) / 64) {
-                        *word |= 1 << (expert % 64);
-                    }
-                }
-            }
-        }
-        let distinct: u32 = self.active.iter().map(|word| word.count_ones()).sum();
-        f64::from(distinct) / self.geometry.layers.max(1) as f64
-    }
-}
-
-/// Words of a layer's bitset; at least 1, so that a layer is never an empty chunk.
-fn words(geometry: Geometry) -> usize {
-    geometry.experts.div_ceil(64).max(1)
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ async fn the_load_generator_times_every_token_and_names_every_failure() {
         t0_ms: 5.0,
         b_ms: 0.0,
         c_ms: 0.0,
+        kv_ms_per_1k: 0.0,
     };
     let config = MockConfig {
         step,

@@ -93,7 +93,7 @@ fn simulate(settings: &Settings, workload: &Workload, policy: Policy) -> Outcome
                 decoder.in_flight += 1;
                 decoder
                     .batch
-                    .join(number, Arc::clone(&entry.ids), request.decode_tokens);
+                    .join(number, Arc::clone(&entry.ids), 0, request.decode_tokens);
                 if decoder.until.is_none() {
                     decoder.until = Some(arrival.at + decoder.batch.step().duration);
                 }

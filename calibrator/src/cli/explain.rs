@@ -59,7 +59,7 @@ pub(super) struct ExplainArgs {
 
 /// A load cap, or none. A type of its own: clap takes an `Option` for an argument that may be left out.
 #[derive(Clone, Copy, Debug)]
-struct Factor(Option<f64>);
+pub(super) struct Factor(pub(super) Option<f64>);
 
 fn load(text: &str) -> Result<(String, f64), String> {
     let expected = "WORKER=LOAD was expected, LOAD a number from 0";
@@ -79,7 +79,7 @@ fn policies() -> impl TypedValueParser<Value = Policy> {
     })
 }
 
-fn factor(text: &str) -> Result<Factor, String> {
+pub(super) fn factor(text: &str) -> Result<Factor, String> {
     match (text, text.parse::<f64>()) {
         ("none", _) => Ok(Factor(None)),
         (_, Ok(factor)) if (1.0..=100.0).contains(&factor) => Ok(Factor(Some(factor))),

@@ -119,7 +119,7 @@ pub(super) fn check_workers(workers: &[String]) -> Result<(), String> {
     Ok(())
 }
 
-fn regions(text: &str) -> Result<Regions, String> {
+pub(super) fn regions(text: &str) -> Result<Regions, String> {
     match text.parse() {
         _ if text == "auto" => Ok(Regions::Auto),
         Ok(regions @ 1..=REGIONS_MAX) => Ok(Regions::Fixed(regions)),

@@ -1,13 +1,14 @@
 //! Which experts every token of a request activates.
 
+use super::union::words;
 use crate::signature::Geometry;
 
-/// Recorded expert ids of one request's decode steps, row-major `[tokens][layers][k]`.
+/// Recorded experts of one request's decode steps. Kept as bitsets, `[tokens][layers][words]`: what a step needs of them is
+/// their union with others, a word at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpertIds {
     geometry: Geometry,
-    k: usize,
-    ids: Vec<u16>,
+    masks: Vec<u64>,
 }
 
 /// Ids that do not have the shape that was announced.
@@ -42,7 +43,7 @@ pub enum ExpertIdsError {
 }
 
 impl ExpertIds {
-    /// Takes `ids`, `[tokens][layers][k]` of a model of `geometry`.
+    /// Takes `ids`, row-major `[tokens][layers][k]`, of a model of `geometry`.
     pub fn new(geometry: Geometry, k: usize, ids: Vec<u16>) -> Result<Self, ExpertIdsError> {
         let layers = geometry.layers;
         if layers == 0 || k == 0 || k > geometry.experts {
@@ -55,13 +56,22 @@ impl ExpertIds {
                 k,
             });
         }
-        match ids.iter().find(|&&id| usize::from(id) >= geometry.experts) {
-            Some(&expert) => Err(ExpertIdsError::Expert {
+        if let Some(&expert) = ids.iter().find(|&&id| usize::from(id) >= geometry.experts) {
+            return Err(ExpertIdsError::Expert {
                 expert,
                 experts: geometry.experts,
-            }),
-            None => Ok(ExpertIds { geometry, k, ids }),
+            });
         }
+        let words = words(geometry);
+        let mut masks = vec![0u64; (ids.len() / k).saturating_mul(words)];
+        for (mask, ids) in masks.chunks_exact_mut(words).zip(ids.chunks_exact(k)) {
+            for &id in ids {
+                if let Some(word) = mask.get_mut(usize::from(id) / 64) {
+                    *word |= 1 << (id % 64);
+                }
+            }
+        }
+        Ok(ExpertIds { geometry, masks })
     }
 
     /// Layers and experts of the model.
@@ -71,23 +81,25 @@ impl ExpertIds {
 
     /// How many tokens are recorded.
     pub fn tokens(&self) -> usize {
-        self.ids.len().checked_div(self.row()).unwrap_or(0)
+        self.masks.len().checked_div(self.row()).unwrap_or(0)
     }
 
-    /// The experts of token `token`, one row of k ids per layer.
+    /// The experts of token `token`, one bit each, [`words`](Self::words) words per layer.
     ///
-    /// Past the last token the record starts over; without any there are no rows.
-    pub fn token(&self, token: u32) -> impl Iterator<Item = &[u16]> {
+    /// Past the last token the record starts over; without any there are no words.
+    pub(super) fn token(&self, token: u32) -> &[u64] {
         let token = (token as usize).checked_rem(self.tokens()).unwrap_or(0);
         let start = token.saturating_mul(self.row());
-        self.ids
-            .get(start..)
-            .unwrap_or_default()
-            .chunks_exact(self.k)
-            .take(self.geometry.layers)
+        let end = start.saturating_add(self.row());
+        self.masks.get(start..end).unwrap_or_default()
+    }
+
+    /// Words per layer.
+    pub(super) fn words(&self) -> usize {
+        words(self.geometry)
     }
 
     fn row(&self) -> usize {
-        self.geometry.layers.saturating_mul(self.k)
+        self.geometry.layers.saturating_mul(self.words())
     }
 }

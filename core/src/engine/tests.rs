@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
 use proptest::prelude::*;
 
@@ -78,7 +79,7 @@ proptest! {
         for event in events {
             match event {
                 Event::Join { k, ids: recorded, tokens } => {
-                    batch.join(next_key, ids(k, recorded.clone()), tokens);
+                    batch.join(next_key, ids(k, recorded.clone()), 0, tokens);
                     alive.insert(next_key, Shadow { ids: recorded, k, tokens, decoded: 0 });
                     next_key += 1;
                 }
@@ -104,7 +105,7 @@ proptest! {
                     prop_assert_eq!(&keys, &running);
                     let expected = match running.len() {
                         0 => Duration::ZERO,
-                        n => StepModel::QWEN3_30B_A3B.duration(mean, n),
+                        n => StepModel::QWEN3_30B_A3B.duration(mean, n, 0),
                     };
                     prop_assert_eq!(report.duration, expected);
                     for decoded in &report.decoded {
@@ -128,9 +129,9 @@ proptest! {
 #[test]
 fn the_queue_is_first_come_first_served() {
     let mut batch = DecodeBatch::new(StepModel::QWEN3_30B_A3B, GEOMETRY, 1);
-    batch.join('a', ids(1, vec![0, 0, 0]), 1);
-    batch.join('b', ids(1, vec![0, 0, 0]), 2);
-    batch.join('c', ids(1, vec![0, 0, 0]), 1);
+    batch.join('a', ids(1, vec![0, 0, 0]), 0, 1);
+    batch.join('b', ids(1, vec![0, 0, 0]), 0, 2);
+    batch.join('c', ids(1, vec![0, 0, 0]), 0, 1);
     let mut order = Vec::new();
     while !batch.is_idle() {
         order.extend(
@@ -157,7 +158,7 @@ fn a_step_of_an_idle_worker_takes_no_time() {
 #[test]
 fn a_request_without_recorded_ids_activates_no_expert_and_still_costs_its_share() {
     let mut batch = DecodeBatch::new(StepModel::QWEN3_30B_A3B, GEOMETRY, 8);
-    batch.join('a', ids(1, Vec::new()), 0);
+    batch.join('a', ids(1, Vec::new()), 0, 0);
     let report = batch.step();
     assert_eq!((report.mean_experts, report.batch()), (0.0, 1));
     assert_eq!(report.duration, Duration::from_secs_f64(0.005_866));
@@ -171,7 +172,7 @@ fn experts_that_the_model_lacks_are_not_counted() {
         experts: 66,
     };
     let mut batch = DecodeBatch::new(StepModel::QWEN3_30B_A3B, small, 8);
-    batch.join('a', ids(2, vec![3, 67, 65, 66, 3, 64]), 1);
+    batch.join('a', ids(2, vec![3, 67, 65, 66, 3, 64]), 0, 1);
     assert_eq!(batch.step().mean_experts, 1.0);
 }
 
@@ -183,14 +184,15 @@ fn the_named_models_are_those_of_the_fit() {
         (StepModel::GPT_OSS_120B, 20.9),
         (StepModel::GEMMA_4_26B_A4B, 9.248),
     ] {
-        assert!((model.step_ms(40.0, 8) - ms).abs() < 1e-9, "{model:?}");
+        assert!((model.step_ms(40.0, 8, 0) - ms).abs() < 1e-9, "{model:?}");
     }
     let negative = StepModel {
         t0_ms: -1.0,
         b_ms: 0.0,
         c_ms: f64::NAN,
+        kv_ms_per_1k: 0.0,
     };
-    assert_eq!(negative.duration(1.0, 1), Duration::ZERO);
+    assert_eq!(negative.duration(1.0, 1, 0), Duration::ZERO);
 }
 
 #[test]
@@ -206,5 +208,124 @@ fn ids_of_a_wrong_shape_are_refused_with_the_numbers() {
     );
     assert_eq!(error(1, vec![0, 70, 0]), "expert 70 where 0 to 69 exist");
     assert_eq!(ids(2, vec![1; 12]).tokens(), 2);
-    assert_eq!(ids(2, vec![1; 12]).token(1).count(), 3);
+}
+
+/// Counts of one request over ten tokens.
+fn activation(counts: &[u16]) -> Arc<Activation> {
+    Arc::new(Activation::from_counts(GEOMETRY, counts, 10).unwrap())
+}
+
+/// Requests of which some are recorded, some known by probability.
+fn member() -> impl Strategy<Value = (Option<Vec<u16>>, Vec<u16>)> {
+    let recorded = prop::collection::vec(0..GEOMETRY.experts as u16, GEOMETRY.layers * 2);
+    let counts = prop::collection::vec(prop_oneof![Just(0u16), 0..12u16], GEOMETRY.counts());
+    (prop::option::of(recorded), counts)
+}
+
+proptest! {
+    /// Against the product of 1 − p over the members that are there, cell by cell.
+    #[test]
+    fn expected_experts_agree_with_the_product_however_members_come_and_go(
+        members in prop::collection::vec(member(), 1..8),
+        gone in prop::collection::vec(any::<bool>(), 8),
+    ) {
+        let mut batch = DecodeBatch::new(StepModel::QWEN3_30B_A3B, GEOMETRY, 64);
+        for (key, (recorded, counts)) in members.iter().enumerate() {
+            match recorded {
+                Some(recorded) => batch.join(key, ids(2, recorded.clone()), 0, 9),
+                None => batch.join(key, activation(counts), 0, 9),
+            }
+        }
+        for round in 0..2 {
+            let there = |key: usize| round == 0 || !gone[key];
+            let mut absent = vec![1.0; GEOMETRY.counts()];
+            for (key, (recorded, counts)) in members.iter().enumerate() {
+                match recorded {
+                    _ if !there(key) => {}
+                    Some(recorded) => for (row, ids) in recorded.chunks(2).enumerate() {
+                        ids.iter().for_each(|&id| absent[row * GEOMETRY.experts + usize::from(id)] = 0.0);
+                    },
+                    None => for (absent, &count) in absent.iter_mut().zip(counts) {
+                        *absent *= 1.0 - (f64::from(count) / 10.0).min(1.0);
+                    },
+                }
+            }
+            let expected = absent.iter().map(|absent| 1.0 - absent).sum::<f64>();
+            let found = batch.step().mean_experts * GEOMETRY.layers as f64;
+            prop_assert!((found - expected).abs() < 1e-3, "{found} is not {expected}");
+            for key in (0..members.len()).filter(|&key| round == 0 && gone[key]) {
+                batch.cancel(&key);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_batch_forgets_who_left_to_the_last_bit() {
+    let counts: Vec<u16> = (0..GEOMETRY.counts() as u16).map(|n| n % 11).collect();
+    let mut batch = DecodeBatch::new(StepModel::QWEN3_30B_A3B, GEOMETRY, 64);
+    batch.join(0, activation(&counts), 0, 1_000);
+    let alone = batch.step().mean_experts;
+    for key in 1..40 {
+        batch.join(
+            key,
+            activation(&counts[..].iter().map(|n| n / 2).collect::<Vec<_>>()),
+            0,
+            3,
+        );
+        batch.step();
+    }
+    while batch.running() > 1 {
+        batch.step();
+    }
+    assert_eq!(batch.step().mean_experts.to_bits(), alone.to_bits());
+}
+
+#[test]
+fn counts_of_a_wrong_shape_are_refused_with_the_numbers() {
+    let error = Activation::from_counts(GEOMETRY, &[1, 2], 3).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "2 counts where 3 layers × 70 experts need 210"
+    );
+}
+
+#[test]
+fn who_does_not_fit_the_kv_cache_waits_and_nobody_overtakes() {
+    let mut batch = DecodeBatch::new(StepModel::QWEN3_30B_A3B, GEOMETRY, 8).with_kv_tokens_max(20);
+    let none = || ids(1, Vec::new());
+    batch.join('a', none(), 10, 2);
+    batch.join('b', none(), 9, 1); // fits once "a" has left
+    batch.join('c', none(), 1, 1); // would fit at once
+    let mut order = Vec::new();
+    let mut held = Vec::new();
+    while !batch.is_idle() {
+        order.push(
+            batch
+                .step()
+                .decoded
+                .iter()
+                .map(|decoded| decoded.key)
+                .collect::<String>(),
+        );
+        held.push(batch.kv_tokens());
+    }
+    assert_eq!(order, ["a", "a", "bc"]);
+    assert_eq!(held, [11, 0, 0]);
+
+    batch.join('d', none(), 100, 1);
+    assert_eq!(batch.step().batch(), 1, "what could never fit runs alone");
+}
+
+#[test]
+fn a_step_reads_the_kv_caches_of_its_batch() {
+    let model = StepModel {
+        kv_ms_per_1k: 0.5,
+        ..StepModel::QWEN3_30B_A3B
+    };
+    assert!((model.step_ms(40.0, 8, 2_000) - 12.808).abs() < 1e-9);
+    let mut batch = DecodeBatch::new(model, GEOMETRY, 8);
+    batch.join('a', ids(1, Vec::new()), 1_000, 2);
+    assert_eq!(batch.step().duration, Duration::from_secs_f64(0.006_366));
+    assert_eq!(batch.step().duration, Duration::from_secs_f64(0.006_366_5));
 }

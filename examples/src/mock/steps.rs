@@ -203,7 +203,8 @@ impl Worker {
                     },
                 ) in sequences.into_iter().enumerate()
                 {
-                    self.batch.join((request, sequence), ids, tokens);
+                    let context = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
+                    self.batch.join((request, sequence), ids, context, tokens);
                     self.kv_tokens += prompt_tokens;
                     held.push(Some(prompt_tokens));
                 }

@@ -1,0 +1,239 @@
+//! What serves, and what is asked for.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use eldr_core::engine::StepModel;
+
+use crate::error::Error;
+use crate::simulate::{Change, Cluster, Lengths, Plan, Times};
+
+/// Workers of a pool, and gateways.
+const WORKERS_MAX: i64 = 4096;
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Cluster")]
+pub(super) struct ClusterOptions {
+    /// Prefill workers; with 0 prefill takes no time
+    #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=WORKERS_MAX))]
+    prefill: u16,
+    /// Decode workers [default: those of --blob, or 16]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=WORKERS_MAX))]
+    pub(super) decode: Option<u16>,
+    /// Gateways; requests reach them at random
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=WORKERS_MAX))]
+    gateways: u16,
+    /// How often gateways learn each other's requests in flight: ms, 0 for at once, or never
+    #[arg(long, default_value = "0", value_parser = share, value_name = "MS|never")]
+    share_ms: Share,
+    /// Model whose step coefficients are taken
+    #[arg(long, value_enum, default_value_t = Model::Qwen3_30bA3b)]
+    model: Model,
+    /// Cost of a decode step whatever its batch, ms [default: the model's]
+    #[arg(long, value_name = "MS", value_parser = not_negative)]
+    t0_ms: Option<f64>,
+    /// Cost of each distinct expert per layer, ms [default: the model's]
+    #[arg(long, value_name = "MS", value_parser = not_negative)]
+    b_ms: Option<f64>,
+    /// Cost of each request in the batch, ms [default: the model's]
+    #[arg(long, value_name = "MS", value_parser = not_negative)]
+    c_ms: Option<f64>,
+    /// Cost of a thousand tokens in the batch's KV caches, ms [default: 0, as c has it for short requests]
+    #[arg(long, value_name = "MS", value_parser = not_negative)]
+    kv_ms_per_1k: Option<f64>,
+    /// Most requests that a decode worker runs at a time
+    #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    batch_max: u32,
+    /// Tokens that the KV cache of a decode worker holds; who does not fit waits [default: no limit]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(1..))]
+    kv_tokens: Option<u64>,
+    /// Time of a prefill per token of the prompt
+    #[arg(long, default_value_t = 0.035, value_name = "MS", value_parser = not_negative)]
+    prefill_ms_per_token: f64,
+    /// Time from the decision until the decode worker has the KV blocks
+    #[arg(long, default_value_t = 2.0, value_name = "MS", value_parser = not_negative)]
+    transfer_ms: f64,
+    /// A decode worker fails, drains or joins: 30:fail:3, 60:join:3 (seconds, what, number from 0)
+    #[arg(
+        long = "change",
+        value_delimiter = ',',
+        value_name = "SECONDS:WHAT:WORKER,…"
+    )]
+    pub(super) changes: Vec<Change>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Arrivals")]
+pub(super) struct ArrivalOptions {
+    /// Where times of arrival come from
+    #[arg(long, value_enum, default_value_t = ArrivalsArg::Poisson)]
+    arrivals: ArrivalsArg,
+    /// Requests per second [default: 20, or as recorded]
+    #[arg(long, value_name = "R", value_parser = positive)]
+    rate: Option<f64>,
+    /// Shape of the gamma distribution of times between arrivals: 1 is Poisson, less comes in bursts
+    #[arg(long, default_value_t = 1.0, value_name = "SHAPE", value_parser = positive)]
+    burstiness: f64,
+    /// Prompt and answer lengths in place of the trace's: Azure's CSV
+    /// (TIMESTAMP,ContextTokens,GeneratedTokens) or Mooncake's JSON Lines
+    #[arg(long, value_name = "FILE")]
+    pub(super) lengths: Option<PathBuf>,
+    /// Tokens that every request decodes, in place of other lengths
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    decode_tokens: Option<u32>,
+    /// Seconds in which requests arrive; all are served to their end
+    #[arg(long, default_value_t = 120.0, value_name = "SECONDS", value_parser = positive)]
+    duration: f64,
+    /// Seconds at the beginning whose requests are not measured
+    #[arg(long, default_value_t = 0.0, value_name = "SECONDS", value_parser = not_negative)]
+    warm_up: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ArrivalsArg {
+    /// Drawn at a rate; bursts with --burstiness
+    Poisson,
+    /// `ts` of the replayed trace
+    Trace,
+    /// The times of --lengths
+    Lengths,
+}
+
+/// Models with published decode times (arXiv 2607.00466).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Model {
+    #[value(name = "qwen3-30b-a3b")]
+    Qwen3_30bA3b,
+    #[value(name = "gpt-oss-120b")]
+    GptOss120b,
+    #[value(name = "gemma-4-26b-a4b")]
+    Gemma4_26bA4b,
+}
+
+/// A time, or never. A type of its own: clap takes an `Option` for an argument that may be left out.
+#[derive(Clone, Copy, Debug)]
+struct Share(Option<Duration>);
+
+fn share(text: &str) -> Result<Share, String> {
+    match (text, not_negative(text)) {
+        ("never", _) => Ok(Share(None)),
+        (_, Ok(ms)) if ms == 0.0 || (0.01..=1e9).contains(&ms) => {
+            Ok(Share(Some(Duration::from_secs_f64(ms / 1e3))))
+        }
+        _ => Err("0, 0.01 to 1000000000 ms, or never, was expected".into()),
+    }
+}
+
+fn not_negative(text: &str) -> Result<f64, String> {
+    let number = text
+        .parse()
+        .ok()
+        .filter(|number| (0.0..=1e9).contains(number));
+    number.ok_or_else(|| "a number from 0 to 1000000000 was expected".into())
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text
+        .parse()
+        .ok()
+        .filter(|number| (1e-3..=1e6).contains(number));
+    number.ok_or_else(|| "a number from 0.001 to 1000000 was expected".into())
+}
+
+impl ClusterOptions {
+    /// Decode workers where no blob names them.
+    pub(super) fn decode_workers(&self) -> usize {
+        self.decode.map_or(16, usize::from)
+    }
+
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.gateways == 1 && self.share_ms.0 != Some(Duration::ZERO) {
+            return Err(
+                "--share-ms: one gateway has nobody to share with\nhint: give --gateways".into(),
+            );
+        }
+        Ok(())
+    }
+
+    /// Once it is known how many workers there are.
+    pub(super) fn check_changes(&self, workers: usize) -> Result<(), Error> {
+        match self.changes.iter().find(|change| change.worker >= workers) {
+            Some(change) => Err(Error::new(
+                format!("--change: there is no decode worker {}", change.worker),
+                format!("the decode workers are 0 to {}", workers - 1),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn cluster(&self, workers: usize, arrivals: &ArrivalOptions) -> Cluster {
+        let model = match self.model {
+            Model::Qwen3_30bA3b => StepModel::QWEN3_30B_A3B,
+            Model::GptOss120b => StepModel::GPT_OSS_120B,
+            Model::Gemma4_26bA4b => StepModel::GEMMA_4_26B_A4B,
+        };
+        Cluster {
+            prefill_workers: self.prefill.into(),
+            prefill_ms_per_token: self.prefill_ms_per_token,
+            transfer_ms: self.transfer_ms,
+            decode_workers: workers,
+            batch_max: self.batch_max as usize,
+            kv_tokens_max: self.kv_tokens,
+            step: StepModel {
+                t0_ms: self.t0_ms.unwrap_or(model.t0_ms),
+                b_ms: self.b_ms.unwrap_or(model.b_ms),
+                c_ms: self.c_ms.unwrap_or(model.c_ms),
+                kv_ms_per_1k: self.kv_ms_per_1k.unwrap_or(model.kv_ms_per_1k),
+            },
+            gateways: self.gateways.into(),
+            share: self.share_ms.0,
+            changes: self.changes.clone(),
+            warm_up: Duration::from_secs_f64(arrivals.warm_up),
+            duration: Duration::from_secs_f64(arrivals.duration),
+        }
+    }
+}
+
+impl ArrivalOptions {
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.arrivals == ArrivalsArg::Lengths && self.lengths.is_none() {
+            return Err(
+                "--arrivals lengths: there are no lengths\nhint: give their file with --lengths"
+                    .into(),
+            );
+        }
+        if self.arrivals != ArrivalsArg::Poisson && self.burstiness != 1.0 {
+            return Err("--burstiness: recorded times are as bursty as they are\nhint: leave it out, or take --arrivals poisson".into());
+        }
+        if self.warm_up >= self.duration {
+            return Err(format!(
+                "--warm-up {}: nothing is measured of {} s\nhint: give a longer --duration",
+                self.warm_up, self.duration
+            ));
+        }
+        Ok(())
+    }
+
+    pub(super) fn plan<'a>(
+        &self,
+        lengths: Option<&'a Lengths>,
+        permute_signatures: bool,
+    ) -> Plan<'a> {
+        let rate_per_s = self.rate;
+        Plan {
+            times: match self.arrivals {
+                ArrivalsArg::Poisson => Times::Drawn {
+                    rate_per_s: rate_per_s.unwrap_or(20.0),
+                    shape: self.burstiness,
+                },
+                ArrivalsArg::Trace => Times::Trace { rate_per_s },
+                ArrivalsArg::Lengths => Times::Lengths { rate_per_s },
+            },
+            duration: Duration::from_secs_f64(self.duration),
+            lengths,
+            decode_tokens: self.decode_tokens,
+            permute_signatures,
+        }
+    }
+}

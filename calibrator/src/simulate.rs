@@ -1,0 +1,105 @@
+//! The simulator: what a policy would do on a cluster, without one.
+//!
+//! Discrete events in the order of a request's life. It **arrives** ([`arrivals`]), waits first come, first served for one of the
+//! **prefill** workers, and is **decided** by a gateway when its prefill ends, by the code that gateways run
+//! ([`eldr_core::route`]) and from what that gateway sees ([`views`]). After the transfer of its KV blocks it **decodes** in the
+//! continuous batch of its worker, whose steps take what [`eldr_core::engine`] says: the model that the mock engine runs in real
+//! time. Every policy meets the same arrivals, lengths and random bits, so that differences are the policies' own.
+//!
+//! What it leaves out: chunked prefill, preemption, prefix caches, and whatever else the linear step model does not know.
+//! Distinct experts are counted where the trace recorded them token by token, else expected from counts.
+//!
+//! The same inputs and seed give the same results, whatever the number of threads.
+
+pub mod arrivals;
+pub mod changes;
+pub mod compare;
+mod events;
+pub mod lengths;
+pub mod measure;
+pub mod policy;
+pub mod views;
+pub mod workload;
+
+use std::time::Duration;
+
+use eldr_core::engine::StepModel;
+use rand::SeedableRng as _;
+use rand_chacha::ChaCha8Rng;
+
+pub use arrivals::{Arrival, Plan, Times};
+pub use changes::Change;
+pub use compare::{Comparison, compare};
+pub use events::run;
+pub use lengths::Lengths;
+pub use measure::Outcome;
+pub use policy::{Ask, Known, PolicySpec, Router};
+pub use workload::{Replay, Workload};
+
+/// What requests are served by.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cluster {
+    /// Prefill workers; with none, prefill takes no time.
+    pub prefill_workers: usize,
+    /// Time of a prefill per token of the prompt.
+    pub prefill_ms_per_token: f64,
+    /// Time from the decision until the decode worker has the KV blocks.
+    pub transfer_ms: f64,
+    /// Decode workers, at least 1.
+    pub decode_workers: usize,
+    /// Most requests that a decode worker runs at a time.
+    pub batch_max: usize,
+    /// Tokens that a decode worker's KV cache holds; `None` without a limit.
+    pub kv_tokens_max: Option<u64>,
+    /// Time of a decode step.
+    pub step: StepModel,
+    /// Gateways that decide, at least 1; requests reach them at random.
+    pub gateways: usize,
+    /// How often gateways learn each other's requests in flight: zero at once, `None` never.
+    pub share: Option<Duration>,
+    /// Decode workers that fail, drain or come back.
+    pub changes: Vec<Change>,
+    /// Requests that arrive before this are served and not measured.
+    pub warm_up: Duration,
+    /// Decode steps that begin later are not measured: arrivals end, and batches empty.
+    pub duration: Duration,
+}
+
+impl Default for Cluster {
+    /// The setting of the ELDR paper (arXiv 2607.00466): 8 prefill and 16 decode workers, one gateway, 120 s.
+    fn default() -> Self {
+        Cluster {
+            prefill_workers: 8,
+            prefill_ms_per_token: 0.035,
+            transfer_ms: 2.0,
+            decode_workers: 16,
+            batch_max: 256,
+            kv_tokens_max: None,
+            step: StepModel::QWEN3_30B_A3B,
+            gateways: 1,
+            share: Some(Duration::ZERO),
+            changes: Vec::new(),
+            warm_up: Duration::ZERO,
+            duration: Duration::from_secs(120),
+        }
+    }
+}
+
+/// What is drawn, each from a stream of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stream {
+    Arrivals,
+    Placebo,
+}
+
+fn rng(seed: u64, stream: Stream) -> ChaCha8Rng {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(match stream {
+        Stream::Arrivals => 0,
+        Stream::Placebo => 1,
+    });
+    rng
+}
+
+#[cfg(test)]
+mod tests;

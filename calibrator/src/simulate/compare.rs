@@ -1,0 +1,207 @@
+//! Several policies on the same arrivals, over several seeds.
+
+use std::collections::BTreeMap;
+
+use eldr_core::decide::{Policy, Rule};
+use rayon::prelude::*;
+use serde::Serialize;
+
+use super::Cluster;
+use super::arrivals::{Arrival, Plan};
+use super::events::run;
+use super::measure::Outcome;
+use super::policy::{Known, PolicyKind, PolicySpec, router};
+use super::workload::Workload;
+use crate::error::Error;
+
+/// A name, and where the value is.
+pub type Metric = (&'static str, fn(&Outcome) -> f64);
+
+/// What policies are compared by; less is better for all of them.
+pub const METRICS: [Metric; 7] = [
+    ("tpot_mean_ms", |outcome| outcome.tpot_ms.mean),
+    ("tpot_p50_ms", |outcome| outcome.tpot_ms.p50),
+    ("tpot_p99_ms", |outcome| outcome.tpot_ms.p99),
+    ("ttft_p50_ms", |outcome| outcome.ttft_ms.p50),
+    ("ttft_p99_ms", |outcome| outcome.ttft_ms.p99),
+    ("experts_per_step", |outcome| outcome.experts_per_step),
+    ("busiest", |outcome| outcome.busiest),
+];
+
+/// Values by the names of [`METRICS`].
+pub type ByMetric<T> = BTreeMap<&'static str, T>;
+
+/// A mean over seeds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Estimate {
+    /// The mean.
+    pub mean: f64,
+    /// Half of its 95 % interval (Student's t over seeds); none of one seed.
+    pub plus_minus: Option<f64>,
+}
+
+/// A change in percent, seed by seed, of the same arrivals.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Against {
+    /// The policy that is the reference.
+    pub reference: String,
+    /// By how many percent the value is above the reference's; less is better.
+    #[serde(flatten)]
+    pub percent: Estimate,
+}
+
+/// How one policy did.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PolicyResult {
+    /// As the user named it.
+    pub policy: String,
+    /// Values over seeds.
+    pub values: ByMetric<Estimate>,
+    /// Against round robin, where that is in the run.
+    pub against_round_robin: ByMetric<Against>,
+    /// Of each metric, against the load balancer that is best in it.
+    pub against_best_balancer: ByMetric<Against>,
+    /// Every run, in the order of the seeds.
+    pub runs: Vec<Outcome>,
+}
+
+/// All policies, in the order in which they were named.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    /// Seeds of the arrivals.
+    pub seeds: Vec<u64>,
+    /// What the policies did.
+    pub policies: Vec<PolicyResult>,
+}
+
+/// What is compared on what.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting<'a> {
+    /// What serves.
+    pub cluster: &'a Cluster,
+    /// What is asked for.
+    pub workload: &'a Workload,
+    /// When.
+    pub plan: Plan<'a>,
+    /// Tau and load cap of policies without their own.
+    pub rule: Rule,
+    /// The blob, where there is one.
+    pub known: Option<&'a Known>,
+}
+
+/// Runs every policy on the arrivals of every seed; `on_run` is told when a run ends, from any thread.
+///
+/// # Errors
+/// A policy lacks what it decides from, or there are no arrivals.
+pub fn compare(
+    setting: Setting<'_>,
+    policies: &[PolicySpec],
+    seeds: &[u64],
+    on_run: impl Fn() + Sync,
+) -> Result<Comparison, Error> {
+    let Setting {
+        cluster,
+        workload,
+        plan,
+        rule,
+        known,
+    } = setting;
+    let arrivals = seeds.iter().map(|&seed| plan.arrivals(workload, seed));
+    let arrivals: Vec<Vec<Arrival>> = arrivals.collect::<Result<_, _>>()?;
+    let runs: Vec<(&PolicySpec, &Vec<Arrival>)> = policies
+        .iter()
+        .flat_map(|spec| arrivals.iter().map(move |arrivals| (spec, arrivals)))
+        .collect();
+    let outcomes: Vec<Outcome> = runs
+        .into_par_iter()
+        .map(|(spec, arrivals)| {
+            let mut router = router(spec, &rule, known, workload, cluster.decode_workers)?;
+            let outcome = run(cluster, workload, arrivals, router.as_mut());
+            on_run();
+            Ok(outcome)
+        })
+        .collect::<Result<_, Error>>()?;
+    let outcomes: Vec<&[Outcome]> = outcomes.chunks(seeds.len()).collect();
+    Ok(Comparison {
+        seeds: seeds.to_vec(),
+        policies: judge(policies, &outcomes),
+    })
+}
+
+/// Estimates and changes; `outcomes` are by policy and seed.
+fn judge(policies: &[PolicySpec], outcomes: &[&[Outcome]]) -> Vec<PolicyResult> {
+    let of = |policy: usize, value: fn(&Outcome) -> f64| -> Vec<f64> {
+        outcomes[policy].iter().map(value).collect()
+    };
+    let change = |policy: usize, reference: usize, value| {
+        let pairs = of(policy, value).into_iter().zip(of(reference, value));
+        let percent: Vec<f64> = pairs
+            .map(|(own, other)| (own / other - 1.0) * 100.0)
+            .collect();
+        Against {
+            reference: policies[reference].name.clone(),
+            percent: estimate(&percent),
+        }
+    };
+    let round_robin = policies
+        .iter()
+        .position(|spec| spec.kind == PolicyKind::Rule(Policy::RoundRobin));
+    let best = |value| {
+        let balancers = (0..policies.len()).filter(|&index| policies[index].is_load_balancer());
+        let mean = |&policy: &usize| estimate(&of(policy, value)).mean;
+        balancers.min_by(|a, b| mean(a).total_cmp(&mean(b)))
+    };
+    let results = (0..policies.len()).map(|policy| PolicyResult {
+        policy: policies[policy].name.clone(),
+        values: METRICS
+            .map(|(name, value)| (name, estimate(&of(policy, value))))
+            .into(),
+        against_round_robin: METRICS
+            .iter()
+            .filter_map(|&(name, value)| Some((name, change(policy, round_robin?, value))))
+            .collect(),
+        against_best_balancer: METRICS
+            .iter()
+            .filter_map(|&(name, value)| Some((name, change(policy, best(value)?, value))))
+            .collect(),
+        runs: outcomes[policy].to_vec(),
+    });
+    results.collect()
+}
+
+/// Mean and 95 % interval.
+pub fn estimate(values: &[f64]) -> Estimate {
+    let count = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    let plus_minus = (values.len() > 1)
+        .then(|| student_t(values.len() - 1) * (squares / (count - 1.0) / count).sqrt());
+    Estimate { mean, plus_minus }
+}
+
+/// 97.5 % quantile of Student's t.
+fn student_t(degrees: usize) -> f64 {
+    const T: [f64; 20] = [
+        12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+        2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    ];
+    // Within 0.003 of the quantile beyond the table.
+    T.get(degrees - 1)
+        .copied()
+        .unwrap_or(1.96 + 2.45 / degrees as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_are_those_of_students_t() {
+        let found = estimate(&[1.0, 2.0, 3.0]);
+        assert_eq!(found.mean, 2.0);
+        assert!((found.plus_minus.unwrap() - 4.303 / 3f64.sqrt()).abs() < 1e-9);
+        assert_eq!(estimate(&[5.0]).plus_minus, None);
+        assert!((student_t(30) - 2.042).abs() < 0.003, "{}", student_t(30));
+        assert!((student_t(120) - 1.980).abs() < 0.003, "{}", student_t(120));
+    }
+}

@@ -1,0 +1,110 @@
+//! What a run is judged by.
+
+use std::collections::BTreeMap;
+
+use eldr_core::decide::Reason;
+use serde::Serialize;
+
+use crate::fit::quantile;
+
+/// Mean, median and tail of a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Spread {
+    /// Mean.
+    pub mean: f64,
+    /// Median.
+    pub p50: f64,
+    /// 99th percentile.
+    pub p99: f64,
+}
+
+impl Spread {
+    fn of(mut values: Vec<f64>) -> Self {
+        values.sort_by(f64::total_cmp);
+        Spread {
+            mean: values.iter().sum::<f64>() / values.len().max(1) as f64,
+            p50: quantile(&values, 0.5),
+            p99: quantile(&values, 0.99),
+        }
+    }
+}
+
+/// How one policy did in one run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Outcome {
+    /// Requests measured.
+    pub requests: usize,
+    /// Time per output token after the first, ms: of each request its mean.
+    pub tpot_ms: Spread,
+    /// Time from arrival to first token, ms.
+    pub ttft_ms: Spread,
+    /// Distinct experts per layer that a decode step activates, mean over steps.
+    pub experts_per_step: f64,
+    /// Requests per decode step, mean over steps.
+    pub batch: f64,
+    /// Requests that the busiest worker got, as a multiple of the mean.
+    pub busiest: f64,
+    /// Requests that lost their worker.
+    pub restarted: usize,
+    /// Decisions by what they rested on.
+    pub reasons: BTreeMap<&'static str, usize>,
+}
+
+/// Collects what happens during a run.
+#[derive(Debug, Default)]
+pub(super) struct Measures {
+    tpot_ms: Vec<f64>,
+    ttft_ms: Vec<f64>,
+    experts: f64,
+    batch: usize,
+    steps: usize,
+    sent: Vec<usize>,
+    restarted: usize,
+    reasons: BTreeMap<&'static str, usize>,
+}
+
+impl Measures {
+    pub(super) fn new(workers: usize) -> Self {
+        Measures {
+            sent: vec![0; workers],
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn decided(&mut self, worker: usize, reason: Reason) {
+        self.sent[worker] += 1;
+        *self.reasons.entry(reason.name()).or_default() += 1;
+    }
+
+    pub(super) fn stepped(&mut self, batch: usize, experts: f64) {
+        self.steps += 1;
+        self.batch += batch;
+        self.experts += experts;
+    }
+
+    pub(super) fn restarted(&mut self) {
+        self.restarted += 1;
+    }
+
+    /// A request of one token has no time per output token.
+    pub(super) fn done(&mut self, ttft_ms: f64, tpot_ms: Option<f64>) {
+        self.ttft_ms.push(ttft_ms);
+        self.tpot_ms.extend(tpot_ms);
+    }
+
+    pub(super) fn outcome(self) -> Outcome {
+        let steps = self.steps.max(1) as f64;
+        let (sent, most) = (self.sent.iter().sum::<usize>(), self.sent.iter().max());
+        Outcome {
+            requests: self.ttft_ms.len(),
+            tpot_ms: Spread::of(self.tpot_ms),
+            ttft_ms: Spread::of(self.ttft_ms),
+            experts_per_step: self.experts / steps,
+            batch: self.batch as f64 / steps,
+            busiest: (most.copied().unwrap_or_default() * self.sent.len()) as f64
+                / sent.max(1) as f64,
+            restarted: self.restarted,
+            reasons: self.reasons,
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! Policies by name, and what they decide from.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use eldr_core::decide::{
+    Decision, Draw, Evidence, Policy, Reason, Regions, Rule, Worker, WorkerIndex, decide,
+};
+use eldr_core::route::{Map, Scratch, route, route_by};
+
+use super::workload::Workload;
+use crate::error::Error;
+
+/// A policy as the user names it: `band`, or with parameters of its own `band:tau=0.2:cap=none`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PolicySpec {
+    /// As given.
+    pub name: String,
+    /// Which one.
+    pub kind: PolicyKind,
+    /// Band width in place of the run's.
+    pub tau: Option<f32>,
+    /// Load cap in place of the run's; `Some(None)` is none.
+    pub max_load_factor: Option<Option<f64>>,
+}
+
+/// Core's policies, and one that no gateway could use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicyKind {
+    /// A policy of gateways.
+    Rule(Policy),
+    /// Workers of its own for each label, as many as its share of the requests, and the least loaded of them: the paper's
+    /// baseline `Domain`. It knows labels, and the shares of the very trace that is replayed.
+    Label,
+}
+
+impl PolicySpec {
+    /// What a list of policies may name.
+    pub fn names() -> Vec<&'static str> {
+        Policy::ALL
+            .map(Policy::name)
+            .into_iter()
+            .chain(["label"])
+            .collect()
+    }
+
+    /// Whether it balances load and looks at nothing else: the references that a policy has to beat.
+    pub fn is_load_balancer(&self) -> bool {
+        matches!(self.kind, PolicyKind::Rule(policy) if !policy.looks())
+    }
+
+    /// The rule, with the run's tau and load cap where it has none of its own.
+    pub fn rule(&self, run: &Rule) -> Rule {
+        Rule {
+            policy: match self.kind {
+                PolicyKind::Rule(policy) => policy,
+                PolicyKind::Label => Policy::Band,
+            },
+            tau: self.tau.unwrap_or(run.tau),
+            max_load_factor: self.max_load_factor.unwrap_or(run.max_load_factor),
+            ..*run
+        }
+    }
+}
+
+impl FromStr for PolicySpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut parts = text.split(':');
+        let name = parts.next().unwrap_or_default();
+        let policy = Policy::ALL.into_iter().find(|policy| policy.name() == name);
+        let kind = match policy {
+            Some(policy) => PolicyKind::Rule(policy),
+            None if name == "label" => PolicyKind::Label,
+            None => {
+                let names = PolicySpec::names().join(", ");
+                return Err(format!("{name:?} is no policy; there are {names}"));
+            }
+        };
+        let (mut tau, mut max_load_factor) = (None, None);
+        for part in parts {
+            match part.split_once('=') {
+                Some(("tau", value)) => {
+                    let value = value.parse().ok().filter(|tau| (0.0..=2.0).contains(tau));
+                    tau = Some(value.ok_or("tau: a number from 0 to 2 was expected")?);
+                }
+                Some(("cap", "none")) => max_load_factor = Some(None),
+                Some(("cap", value)) => {
+                    let value = value.parse().ok().filter(|cap| (1.0..=100.0).contains(cap));
+                    let value =
+                        value.ok_or("cap: a number from 1 to 100, or none, was expected")?;
+                    max_load_factor = Some(Some(value));
+                }
+                _ => return Err(format!("{part:?}: tau=… or cap=… was expected")),
+            }
+        }
+        Ok(PolicySpec {
+            name: text.to_owned(),
+            kind,
+            tau,
+            max_load_factor,
+        })
+    }
+}
+
+/// A request that a gateway has to decide.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask<'a> {
+    /// Which gateway.
+    pub gateway: usize,
+    /// Which request of the workload it is. Only `label` may look at it.
+    pub request: usize,
+    /// Which request's signature it carries.
+    pub signature: usize,
+    /// The decode workers as the gateway sees them.
+    pub workers: &'a [Worker],
+    /// The decision's randomness.
+    pub draw: Draw,
+}
+
+/// Decides, and keeps what it decides from. What gateways see of loads is given; a policy that scores running batches keeps its own
+/// state by gateway and worker, of which it is told here.
+pub trait Router {
+    /// Chooses the decode worker.
+    fn choose(&mut self, ask: Ask<'_>) -> Decision;
+
+    /// A request with the signature of request `signature` was sent by `gateway` to `worker`.
+    fn entered(&mut self, gateway: usize, worker: usize, signature: usize) {
+        let _ = (gateway, worker, signature);
+    }
+
+    /// It is done, or its worker has failed.
+    fn left(&mut self, gateway: usize, worker: usize, signature: usize) {
+        let _ = (gateway, worker, signature);
+    }
+
+    /// The gateways tell each other what they have in flight.
+    fn shared(&mut self) {}
+}
+
+/// A blob bound to the decode workers, and what it says of each request; the same for all policies and runs.
+#[derive(Debug)]
+pub struct Known {
+    map: Map,
+    /// By request of the workload.
+    similarities: Vec<Result<Vec<f32>, Reason>>,
+}
+
+impl Known {
+    /// Compares every request of the workload with the regions.
+    pub fn new(map: Map, workload: &Workload) -> Self {
+        let mut scratch = Scratch::default();
+        let requests = workload.requests.iter();
+        let similarities = requests.map(|request| {
+            let header = request.signature.as_ref().ok_or(Reason::NoSignature)?;
+            let found = map.similarities(header.as_bytes(), &mut scratch, |_| ());
+            found.map(<[f32]>::to_vec)
+        });
+        Known {
+            similarities: similarities.collect(),
+            map,
+        }
+    }
+}
+
+/// What decides for `spec`.
+///
+/// # Errors
+/// A policy that looks at signatures without a blob; `label` without labels.
+pub fn router<'a>(
+    spec: &PolicySpec,
+    run: &Rule,
+    known: Option<&'a Known>,
+    workload: &Workload,
+    workers: usize,
+) -> Result<Box<dyn Router + 'a>, Error> {
+    let rule = spec.rule(run);
+    match (spec.kind, known) {
+        (PolicyKind::Label, _) => Ok(Box::new(ByLabel::new(rule, workload, workers)?)),
+        (PolicyKind::Rule(policy), None) if policy.looks() => Err(Error::new(
+            format!(
+                "the policy {} compares signatures with centroids, and there are none",
+                spec.name
+            ),
+            "give a blob with --blob, or a trace to fit one to with --calibrate",
+        )),
+        (PolicyKind::Rule(_), known) => Ok(Box::new(ByRule {
+            rule,
+            known,
+            scratch: Scratch::default(),
+        })),
+    }
+}
+
+struct ByRule<'a> {
+    rule: Rule,
+    known: Option<&'a Known>,
+    scratch: Scratch,
+}
+
+impl Router for ByRule<'_> {
+    fn choose(&mut self, ask: Ask<'_>) -> Decision {
+        let Ask { workers, draw, .. } = ask;
+        match self.known {
+            Some(Known { map, similarities }) => {
+                let found = match &similarities[ask.signature] {
+                    Ok(similarities) => Ok(similarities.as_slice()),
+                    Err(reason) => Err(*reason),
+                };
+                route_by(&self.rule, map, found, workers, draw)
+            }
+            None => route(
+                &self.rule,
+                None,
+                None,
+                workers,
+                draw,
+                &mut self.scratch,
+                |_| (),
+            ),
+        }
+    }
+}
+
+/// Each label is a region, and a request is like its own alone.
+struct ByLabel {
+    rule: Rule,
+    regions: Regions,
+    /// By request of the workload.
+    similarities: Vec<Option<Vec<f32>>>,
+}
+
+impl ByLabel {
+    fn new(rule: Rule, workload: &Workload, workers: usize) -> Result<Self, Error> {
+        let labels = workload.labels();
+        if labels.is_empty() {
+            return Err(Error::new(
+                "the policy label needs requests with a label, and none has one",
+                "leave it out of --policies, or record `label`",
+            ));
+        }
+        let counts: Vec<usize> = labels.values().copied().collect();
+        let index: BTreeMap<&Arc<str>, usize> = labels.keys().zip(0..).collect();
+        let similarities = workload.requests.iter().map(|request| {
+            let own = index.get(request.label.as_ref()?)?;
+            Some(
+                (0..labels.len())
+                    .map(|label| f32::from(u8::from(label == *own)))
+                    .collect(),
+            )
+        });
+        Ok(ByLabel {
+            rule,
+            similarities: similarities.collect(),
+            regions: Regions::new(allot(&counts, workers)),
+        })
+    }
+}
+
+impl Router for ByLabel {
+    fn choose(&mut self, ask: Ask<'_>) -> Decision {
+        let evidence = match &self.similarities[ask.request] {
+            Some(similarities) => Evidence::Similarities(similarities),
+            None => Evidence::Missing(Reason::NoSignature),
+        };
+        decide(&self.rule, evidence, &self.regions, ask.workers, ask.draw)
+    }
+}
+
+/// Workers for each of `counts`, by largest remainder and at least one each; with more labels than workers they take turns.
+fn allot(counts: &[usize], workers: usize) -> Vec<Vec<WorkerIndex>> {
+    if counts.len() >= workers {
+        return (0..counts.len())
+            .map(|label| vec![WorkerIndex(label % workers)])
+            .collect();
+    }
+    let total: usize = counts.iter().sum();
+    let mut allotted = vec![1; counts.len()];
+    for _ in counts.len()..workers {
+        // Who is furthest below its share gets the next one.
+        let below =
+            |label: usize| (counts[label] * workers) as f64 / total as f64 - allotted[label] as f64;
+        let next = (0..counts.len()).reduce(|a, b| if below(b) > below(a) { b } else { a });
+        allotted[next.unwrap_or_default()] += 1;
+    }
+    let mut first = 0;
+    let ranges = allotted.into_iter().map(|count| {
+        let range = (first..first + count).map(WorkerIndex).collect();
+        first += count;
+        range
+    });
+    ranges.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(counts: &[usize], workers: usize) -> Vec<usize> {
+        allot(counts, workers).iter().map(Vec::len).collect()
+    }
+
+    #[test]
+    fn labels_get_workers_by_their_share_and_one_at_least() {
+        assert_eq!(sizes(&[500, 450, 400, 355], 16), [5, 4, 4, 3]);
+        assert_eq!(sizes(&[450, 450, 150, 150], 16), [6, 6, 2, 2]);
+        assert_eq!(sizes(&[1_000, 1], 4), [3, 1]);
+        let one = |index| vec![WorkerIndex(index)];
+        assert_eq!(allot(&[1, 1, 1], 2), [one(0), one(1), one(0)]);
+    }
+
+    #[test]
+    fn a_policy_may_have_a_tau_and_a_cap_of_its_own() {
+        let run = Rule::default();
+        let rule = |text: &str| text.parse::<PolicySpec>().unwrap().rule(&run);
+        assert_eq!(rule("band"), run);
+        let own = rule("top1:tau=0.25:cap=none");
+        assert_eq!(
+            (own.policy, own.tau, own.max_load_factor),
+            (Policy::Top1, 0.25, None)
+        );
+        assert_eq!(rule("label:cap=2").max_load_factor, Some(2.0));
+        for wrong in [
+            "bond",
+            "band:tau=3",
+            "band:cap=0.5",
+            "band:width=1",
+            "band:",
+        ] {
+            assert!(wrong.parse::<PolicySpec>().is_err(), "{wrong}");
+        }
+    }
+}

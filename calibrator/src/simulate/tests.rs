@@ -1,0 +1,295 @@
+use std::sync::Arc;
+
+use eldr_core::decide::{Decision, Policy, Reason, Rule, WorkerIndex};
+use eldr_core::engine::{ExpertIds, Experts};
+use eldr_core::signature::Geometry;
+
+use super::changes::ChangeKind;
+use super::policy::router;
+use super::workload::Request;
+use super::*;
+
+const GEOMETRY: Geometry = Geometry {
+    layers: 1,
+    experts: 8,
+};
+
+/// A request whose every token activates `experts`.
+fn request(label: &str, experts: &[u16], decode_tokens: u32) -> Request {
+    let ids = ExpertIds::new(GEOMETRY, experts.len(), experts.to_vec()).unwrap();
+    Request {
+        record: label.into(),
+        label: Some(label.into()),
+        signature: None,
+        ts: None,
+        prompt_tokens: 100,
+        decode_tokens,
+        experts: Experts::Recorded(Arc::new(ids)),
+    }
+}
+
+fn workload(requests: Vec<Request>) -> Workload {
+    Workload {
+        geometry: GEOMETRY,
+        requests,
+        exact: true,
+        skipped: 0,
+    }
+}
+
+fn arrival(at_ms: u64, request: usize) -> Arrival {
+    Arrival {
+        at: Duration::from_millis(at_ms),
+        request,
+        signature: request,
+        prompt_tokens: 100,
+        decode_tokens: 3,
+        gateway: 0,
+        entropy: 0,
+    }
+}
+
+/// Steps of 10 ms and one more per distinct expert, prefill of 10 ms, no transfer.
+fn cluster(decode_workers: usize) -> Cluster {
+    Cluster {
+        prefill_workers: 1,
+        prefill_ms_per_token: 0.1,
+        transfer_ms: 0.0,
+        decode_workers,
+        step: StepModel {
+            t0_ms: 10.0,
+            b_ms: 1.0,
+            c_ms: 0.0,
+            kv_ms_per_1k: 0.0,
+        },
+        ..Cluster::default()
+    }
+}
+
+fn round_robin(cluster: &Cluster, workload: &Workload, arrivals: &[Arrival]) -> Outcome {
+    let spec: PolicySpec = "round_robin".parse().unwrap();
+    let workers = cluster.decode_workers;
+    let mut router = router(&spec, &Rule::default(), None, workload, workers).unwrap();
+    run(cluster, workload, arrivals, router.as_mut())
+}
+
+#[test]
+fn one_request_takes_its_prefill_and_its_steps() {
+    let workload = workload(vec![request("a", &[0, 1], 3)]);
+    let cluster = Cluster {
+        transfer_ms: 5.0,
+        ..cluster(1)
+    };
+    let outcome = round_robin(&cluster, &workload, &[arrival(0, 0)]);
+    assert_eq!(outcome.ttft_ms.p50, 10.0 + 5.0 + 12.0);
+    assert_eq!(outcome.tpot_ms.p50, 12.0);
+    assert_eq!((outcome.experts_per_step, outcome.batch), (2.0, 1.0));
+}
+
+#[test]
+fn prefill_is_first_come_first_served() {
+    let workload = workload(vec![request("a", &[0], 3)]);
+    let arrivals = [arrival(0, 0), arrival(1, 0), arrival(2, 0)];
+    // They end at 10, 20 and 30 ms; a worker each, so that nothing else waits.
+    let outcome = round_robin(&cluster(3), &workload, &arrivals);
+    let waits = [10.0 + 11.0, 20.0 - 1.0 + 11.0, 30.0 - 2.0 + 11.0];
+    assert_eq!(outcome.ttft_ms.mean, waits.iter().sum::<f64>() / 3.0);
+    let two = Cluster {
+        prefill_workers: 2,
+        ..cluster(3)
+    };
+    let outcome = round_robin(&two, &workload, &arrivals);
+    assert_eq!(outcome.ttft_ms.mean, (21.0 + 21.0 + 29.0) / 3.0);
+    let none = Cluster {
+        prefill_workers: 0,
+        ..cluster(3)
+    };
+    assert_eq!(round_robin(&none, &workload, &arrivals).ttft_ms.mean, 11.0);
+}
+
+#[test]
+fn requests_that_share_experts_are_faster_together() {
+    let requests = vec![request("a", &[0, 1, 2], 3), request("b", &[4, 5, 6], 3)];
+    let workload = workload(requests);
+    let alike = [arrival(0, 0), arrival(0, 1), arrival(0, 0), arrival(0, 1)];
+    let mixed = [arrival(0, 0), arrival(0, 0), arrival(0, 1), arrival(0, 1)];
+    let cluster = Cluster {
+        prefill_workers: 0,
+        ..cluster(2)
+    };
+    // The worker that is first asked for begins alone; from then on two requests are in each step.
+    let alike = round_robin(&cluster, &workload, &alike);
+    let mixed = round_robin(&cluster, &workload, &mixed);
+    assert!(alike.tpot_ms.mean < mixed.tpot_ms.mean);
+    assert_eq!(alike.experts_per_step, 3.0);
+}
+
+#[test]
+fn gateways_see_each_other_when_they_are_told() {
+    let mut views = views::Views::new(2, 2, false);
+    let mut seen = Vec::new();
+    let mut loads = |views: &views::Views, gateway| {
+        views.of(gateway, &mut seen);
+        seen.iter().map(|worker| worker.load).collect::<Vec<_>>()
+    };
+    views.enter(0, 1);
+    views.enter(1, 0);
+    assert_eq!(
+        (loads(&views, 0), loads(&views, 1)),
+        (vec![0.0, 1.0], vec![1.0, 0.0])
+    );
+    views.share();
+    views.leave(0, 1);
+    assert_eq!(
+        (loads(&views, 0), loads(&views, 1)),
+        (vec![1.0, 0.0], vec![1.0, 1.0])
+    );
+    let mut live = views::Views::new(2, 2, true);
+    live.enter(0, 1);
+    assert_eq!(loads(&live, 1), [0.0, 1.0]);
+}
+
+#[test]
+fn requests_of_a_failed_worker_are_served_elsewhere_and_all_are_done() {
+    let workload = workload(vec![request("a", &[0], 3)]);
+    let arrivals: Vec<Arrival> = (0..20).map(|n| arrival(n * 7, 0)).collect();
+    let change = |at_ms, kind| Change {
+        at: Duration::from_millis(at_ms),
+        worker: 0,
+        kind,
+    };
+    let failing = Cluster {
+        prefill_workers: 4,
+        changes: vec![change(40, ChangeKind::Fail), change(90, ChangeKind::Join)],
+        ..cluster(2)
+    };
+    let outcome = round_robin(&failing, &workload, &arrivals);
+    assert_eq!(outcome.requests, 20);
+    assert!(outcome.restarted > 0);
+    assert_eq!(outcome.reasons["blind"], 20 + outcome.restarted);
+
+    let draining = Cluster {
+        prefill_workers: 4,
+        changes: vec![change(0, ChangeKind::Drain)],
+        ..cluster(2)
+    };
+    let outcome = round_robin(&draining, &workload, &arrivals);
+    assert_eq!(
+        (outcome.restarted, outcome.busiest),
+        (0, 2.0),
+        "the other got all"
+    );
+}
+
+/// Tells what the event loop tells it.
+#[derive(Default)]
+struct Told {
+    entered: usize,
+    left: usize,
+    in_flight_max: usize,
+}
+
+impl Router for Told {
+    fn choose(&mut self, ask: Ask<'_>) -> Decision {
+        assert_eq!(ask.workers[0].load, (self.entered - self.left) as f64);
+        Decision {
+            target: WorkerIndex(0),
+            reason: Reason::Blind,
+            region: None,
+            similarity: None,
+            top: None,
+            band: 0,
+        }
+    }
+
+    fn entered(&mut self, _: usize, _: usize, _: usize) {
+        self.entered += 1;
+        self.in_flight_max = self.in_flight_max.max(self.entered - self.left);
+    }
+
+    fn left(&mut self, _: usize, _: usize, _: usize) {
+        self.left += 1;
+    }
+}
+
+#[test]
+fn a_policy_is_told_who_comes_and_goes() {
+    let workload = workload(vec![request("a", &[0], 3)]);
+    let arrivals: Vec<Arrival> = (0..9).map(|n| arrival(n, 0)).collect();
+    let mut told = Told::default();
+    run(&cluster(1), &workload, &arrivals, &mut told);
+    assert_eq!((told.entered, told.left), (9, 9));
+    assert!(told.in_flight_max > 1);
+}
+
+fn plan(rate_per_s: f64, shape: f64) -> Plan<'static> {
+    Plan {
+        times: Times::Drawn { rate_per_s, shape },
+        duration: Duration::from_secs(200),
+        lengths: None,
+        decode_tokens: None,
+        permute_signatures: false,
+    }
+}
+
+#[test]
+fn arrivals_come_at_the_rate_and_as_bursty_as_asked_for() {
+    let workload = workload(vec![request("a", &[0], 3), request("b", &[1], 3)]);
+    for shape in [1.0, 0.25] {
+        let arrivals = plan(50.0, shape).arrivals(&workload, 7).unwrap();
+        assert_eq!(arrivals, plan(50.0, shape).arrivals(&workload, 7).unwrap());
+        assert_ne!(arrivals, plan(50.0, shape).arrivals(&workload, 8).unwrap());
+        // Within four standard deviations of 10,000.
+        let allowed = 400.0 / shape.sqrt();
+        let count = arrivals.len() as f64;
+        assert!((count - 10_000.0).abs() < allowed, "{count}");
+        let gaps: Vec<f64> = arrivals
+            .windows(2)
+            .map(|pair| (pair[1].at - pair[0].at).as_secs_f64())
+            .collect();
+        let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+        let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
+        let coefficient = variance.sqrt() / mean;
+        assert!(
+            (coefficient * shape.sqrt() - 1.0).abs() < 0.1,
+            "{coefficient}"
+        );
+        let ones = arrivals
+            .iter()
+            .filter(|arrival| arrival.request == 1)
+            .count();
+        assert!(
+            ones.abs_diff(arrivals.len() / 2) <= 1,
+            "each once before any again"
+        );
+    }
+}
+
+#[test]
+fn recorded_times_are_kept_or_stretched_to_a_rate() {
+    let at = |ts| Request {
+        ts: Some(ts),
+        ..request("a", &[0], 3)
+    };
+    let workload = workload(vec![at(107.0), at(100.0), at(101.0)]);
+    let times = |rate_per_s| {
+        let plan = Plan {
+            times: Times::Trace { rate_per_s },
+            ..plan(1.0, 1.0)
+        };
+        let arrivals = plan.arrivals(&workload, 1).unwrap();
+        let seconds = |arrival: &Arrival| (arrival.request, arrival.at.as_secs_f64());
+        arrivals.iter().map(seconds).collect::<Vec<_>>()
+    };
+    assert_eq!(times(None), [(1, 0.0), (2, 1.0), (0, 7.0)]);
+    assert_eq!(times(Some(3.0 / 14.0)), [(1, 0.0), (2, 2.0), (0, 14.0)]);
+}
+
+#[test]
+fn every_policy_of_core_is_known_by_name() {
+    for policy in Policy::ALL {
+        let spec: PolicySpec = policy.name().parse().unwrap();
+        assert_eq!(spec.kind, policy::PolicyKind::Rule(policy));
+        assert_eq!(spec.is_load_balancer(), !policy.looks());
+    }
+}

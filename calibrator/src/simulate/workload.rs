@@ -1,0 +1,217 @@
+//! The requests that a simulation replays: what a trace says of their experts and lengths.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use eldr_core::engine::{Activation, ExpertIds, Experts};
+use eldr_core::signature::{Geometry, Signature};
+
+use crate::error::Error;
+use crate::trace::{self, Record};
+
+/// How distinct experts of a decode step are found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Replay {
+    /// Counted where every request has `decode_topk`, else expected.
+    #[default]
+    Auto,
+    /// Counted; every request must have `decode_topk`.
+    Exact,
+    /// Expected from each request's decode counts, or its prefill counts where it has none.
+    Expected,
+}
+
+/// One request of the trace.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Where it was read, for messages.
+    pub record: Arc<str>,
+    /// Its kind, where the trace says so.
+    pub label: Option<Arc<str>>,
+    /// Value of its signature header, which gateways route by.
+    pub signature: Option<Arc<str>>,
+    /// Arrival in the trace, seconds.
+    pub ts: Option<f64>,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens that it decodes.
+    pub decode_tokens: u32,
+    /// What its tokens activate.
+    pub experts: Experts,
+}
+
+/// The requests of a trace.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    /// The model's shape.
+    pub geometry: Geometry,
+    /// In the order of the trace.
+    pub requests: Vec<Request>,
+    /// Whether distinct experts are counted, not expected.
+    pub exact: bool,
+    /// Records without `prefill` and `decode_topk`, which cannot be replayed.
+    pub skipped: usize,
+}
+
+impl Workload {
+    /// Reads whole traces; `on_record` is told of every record.
+    ///
+    /// # Errors
+    /// A trace cannot be read or is malformed; nothing can be replayed; requests of several models; a length is missing.
+    pub fn read<P: AsRef<Path>>(
+        paths: &[P],
+        replay: Replay,
+        mut on_record: impl FnMut(),
+    ) -> Result<Self, Error> {
+        let mut records = Vec::new();
+        let mut skipped = 0;
+        for path in paths {
+            for record in trace::read(path)? {
+                on_record();
+                let record = record?;
+                if record.prefill.is_none() && record.decode.is_none() {
+                    skipped += 1;
+                } else {
+                    records.push(record);
+                }
+            }
+        }
+        let first = records.first().ok_or_else(|| {
+            Error::new(
+                format!("nothing to replay: records with `prefill` or `decode`: 0 of {skipped}"),
+                "record the x-eldr-signature header of prefill responses, one trace line per request",
+            )
+        })?;
+        let missing = records.iter().find(|record| record.decode_topk.is_none());
+        let exact = match (replay, missing) {
+            (Replay::Exact, Some(record)) => {
+                let hint =
+                    "leave out --replay exact: distinct experts are then expected from counts";
+                let problem = "it is missing, so that its steps cannot be replayed exactly".into();
+                return Err(record.invalid("decode_topk", problem, hint).into());
+            }
+            (Replay::Expected, _) | (Replay::Auto, Some(_)) => false,
+            (_, None) => true,
+        };
+        let geometry = shape(first)?;
+        let requests = records
+            .iter()
+            .map(|record| request(record, geometry, exact));
+        let requests = requests.collect::<Result<_, _>>()?;
+        Ok(Workload {
+            geometry,
+            requests,
+            exact,
+            skipped,
+        })
+    }
+
+    /// How many requests have each label.
+    pub fn labels(&self) -> BTreeMap<Arc<str>, usize> {
+        let mut labels = BTreeMap::new();
+        for label in self
+            .requests
+            .iter()
+            .filter_map(|request| request.label.as_ref())
+        {
+            *labels.entry(Arc::clone(label)).or_default() += 1;
+        }
+        labels
+    }
+}
+
+/// Layers and experts that a record's signatures have.
+fn shape(record: &Record) -> Result<Geometry, Error> {
+    let signature = match record.prefill_signature()? {
+        Some(signature) => Some(signature),
+        None => record.decode_signature()?,
+    };
+    let signature = signature.map(|signature| signature.geometry());
+    signature.ok_or_else(|| {
+        let hint = "record the prefill signature of the request as well";
+        record
+            .invalid("prefill", "it is missing".into(), hint)
+            .into()
+    })
+}
+
+fn request(record: &Record, geometry: Geometry, exact: bool) -> Result<Request, Error> {
+    let found = shape(record)?;
+    if found != geometry {
+        let problem = format!("it has {found}, the requests before it have {geometry}");
+        let hint = "simulate one model at a time";
+        return Err(record.invalid("prefill", problem, hint).into());
+    }
+    let prefill = record.prefill_signature()?;
+    let told = prefill.as_ref().and_then(Signature::prompt_tokens);
+    let prompt_tokens = length(record, "prompt_tokens", record.prompt_tokens.or(told))?;
+    let decode_tokens = length(record, "decode_tokens", record.decode_tokens)?;
+    let experts = match record.topk()?.filter(|_| exact) {
+        Some(topk) => {
+            let steps = (0..topk.tokens()).flat_map(|token| topk.step(token).iter().copied());
+            let ids = ExpertIds::new(geometry, topk.k(), steps.collect());
+            let ids = ids.map_err(|error| {
+                let hint = "record the expert ids again";
+                record.invalid("decode_topk", error.to_string(), hint)
+            })?;
+            Experts::Recorded(Arc::new(ids))
+        }
+        None => Experts::Expected(Arc::new(activation(
+            record,
+            prefill,
+            geometry,
+            decode_tokens,
+        )?)),
+    };
+    Ok(Request {
+        record: format!("{} ({}:{})", record.id, record.at.file, record.at.line).into(),
+        label: record.label.as_deref().map(Arc::from),
+        signature: record.prefill.as_deref().map(Arc::from),
+        ts: record.ts,
+        prompt_tokens,
+        decode_tokens,
+        experts,
+    })
+}
+
+/// Probabilities by the decode counts, which are what runs, or else by the prefill counts, which predict them.
+fn activation(
+    record: &Record,
+    prefill: Option<Signature>,
+    geometry: Geometry,
+    decode_tokens: u32,
+) -> Result<Activation, Error> {
+    let (field, signature, tokens) = match (record.decode_signature()?, prefill) {
+        (Some(decode), _) => ("decode", decode, Some(decode_tokens.into())),
+        (None, Some(prefill)) => {
+            let tokens = record.prompt_tokens.or(prefill.prompt_tokens());
+            ("prefill", prefill, tokens)
+        }
+        (None, None) => unreachable!("a record without either has no shape"),
+    };
+    let invalid = |problem: String, hint: &str| record.invalid(field, problem, hint);
+    if signature.layers().len() != geometry.layers {
+        let problem = format!(
+            "it has {} of {} layers, so that distinct experts per step are not known",
+            signature.layers().len(),
+            geometry.layers
+        );
+        return Err(invalid(problem, "record the signature with every layer").into());
+    }
+    Activation::from_counts(geometry, signature.counts(), tokens.unwrap_or_default())
+        .map_err(|error| invalid(error.to_string(), "record the signature again").into())
+}
+
+/// A length that must be there. Longer ones than 2³² − 1 are no request of any model.
+fn length(record: &Record, field: &'static str, tokens: Option<u64>) -> Result<u32, Error> {
+    let told = match tokens {
+        None => "it is missing".to_owned(),
+        Some(tokens) => match u32::try_from(tokens) {
+            Ok(tokens @ 1..) => return Ok(tokens),
+            _ => format!("{tokens} where 1 to {} are allowed", u32::MAX),
+        },
+    };
+    let hint = "the simulator needs every request's lengths: record them, or give lengths of another trace with --lengths";
+    Err(record.invalid(field, told, hint).into())
+}
