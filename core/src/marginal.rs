@@ -13,10 +13,8 @@ pub const MAX_EXPONENT: u32 = 16;
 /// operator's statement about the engine: an error of a factor of two in t0 or b hurts little, c taken for 0 crowds workers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Objective {
-    /// Time of a step without KV cache, milliseconds.
+    /// Time of a step.
     pub step: StepModel,
-    /// Time that each token in the KV cache adds to a step, milliseconds.
-    pub kv_token_ms: f64,
     /// q, 1 to [`MAX_EXPONENT`]. A whole number, so that native code and WebAssembly agree on every bit.
     pub exponent: u32,
 }
@@ -25,7 +23,6 @@ impl Default for Objective {
     fn default() -> Self {
         Self {
             step: StepModel::QWEN3_30B_A3B,
-            kv_token_ms: 0.0,
             exponent: 4,
         }
     }
@@ -39,14 +36,15 @@ impl Objective {
 
     /// The same, given the expected extra experts.
     pub(crate) fn growth_by(&self, batch: &Batch, request: &Request, extra: f64) -> f64 {
-        let requests = f64::from(batch.requests());
-        let StepModel { t0_ms, b_ms, c_ms } = self.step;
-        let before = t0_ms
-            + b_ms * batch.expected_experts(request)
-            + c_ms * requests
-            + self.kv_token_ms * batch.kv_tokens() as f64;
-        let after =
-            before + b_ms * extra + c_ms + self.kv_token_ms * f64::from(request.kv_tokens());
+        let (requests, tokens) = (batch.requests(), batch.kv_tokens());
+        let experts = batch.expected_experts(request);
+        let before = self.step.step_ms(experts, requests as usize, tokens);
+        let after = self.step.step_ms(
+            experts + extra,
+            requests as usize + 1,
+            tokens + u64::from(request.kv_tokens()),
+        );
+        let requests = f64::from(requests);
         let exponent = self.exponent.clamp(1, MAX_EXPONENT);
         (requests + 1.0) * power(after, exponent) - requests * power(before, exponent)
     }

@@ -3,6 +3,7 @@ use proptest::sample::select;
 
 use super::*;
 use crate::decide::{Draw, Evidence, Reason, Regions, Worker, decide};
+use crate::engine::StepModel;
 use crate::marginal::Objective;
 
 const GEOMETRY: Geometry = Geometry {
@@ -170,7 +171,7 @@ proptest! {
     fn the_marginal_worker_is_the_one_where_the_objective_grows_least(
         workers in proptest::collection::vec(proptest::collection::vec(written(), 0..5), 1..7),
         arriving in written().prop_filter("known", |(signature, _)| signature.is_some()),
-        (exponent, kv_token_ms, cap) in (1u32..6, select(vec![0.0, 0.001]), select(vec![None, Some(1.0), Some(1.25)])),
+        (exponent, kv_ms_per_1k, cap) in (1u32..6, select(vec![0.0, 1.0]), select(vec![None, Some(1.0), Some(1.25)])),
     ) {
         let mut batches = batches(Measure::Usage, workers.len());
         for (worker, batch) in workers.iter().enumerate() {
@@ -178,7 +179,8 @@ proptest! {
                 batches.join(WorkerIndex(worker), &footprint(&batches, written));
             }
         }
-        let objective = Objective { exponent, kv_token_ms, ..Objective::default() };
+        let step = StepModel { kv_ms_per_1k, ..StepModel::QWEN3_30B_A3B };
+        let objective = Objective { exponent, step };
         let rule = Rule { max_load_factor: cap, objective, ..Rule::of(Policy::Marginal) };
         let request = seen(&batches, &arriving);
         let mut growth = Vec::new();
@@ -187,8 +189,8 @@ proptest! {
         // By definition: the whole objective with the request on each worker in turn.
         let own = mean(&usage(&arriving, 0.0));
         let time = |batch: &[&Written], certain: f64| {
-            let kv: f64 = batch.iter().map(|(_, kv)| f64::from(*kv)).sum();
-            objective.step.step_ms(union(batch, own, certain), batch.len()) + kv_token_ms * kv
+            let kv: u64 = batch.iter().map(|(_, kv)| u64::from(*kv)).sum();
+            objective.step.step_ms(union(batch, own, certain), batch.len(), kv)
         };
         let whole = |with: Option<usize>| -> f64 {
             let each = workers.iter().enumerate().map(|(worker, batch)| {
