@@ -141,7 +141,7 @@ pub fn packing_bound(costs: &mut [f64], gpus: usize) -> f64 {
     bound
 }
 
-/// What no placement on `devices` can beat, however it replicates: [`least_sum`] shared equally; the
+/// What no placement on `devices` can beat, however it replicates: `least_sum` shared equally; the
 /// largest replica, as small as it can be made, beside the cheapest others; and with groups, the node
 /// with most of them, its GPUs equally loaded.
 pub fn bound(probabilities: &[f64], devices: Devices, cost: Cost) -> f64 {
