@@ -67,6 +67,19 @@ fn benches(criterion: &mut Criterion) {
                     group.bench_function(id("footprint"), |bencher| {
                         bencher.iter(|| black_box(&request).footprint());
                     });
+                    if policy == Policy::Marginal {
+                        let mut message = Vec::new();
+                        group.bench_function(id("share"), |bencher| {
+                            bencher.iter(|| batches.share(1, &mut message));
+                        });
+                        group.bench_function(id("hear one"), |bencher| {
+                            let mut hearer = batches.clone();
+                            bencher.iter(|| {
+                                hearer.hear(1, []);
+                                hearer.hear(1, [black_box(message.as_slice())])
+                            });
+                        });
+                    }
                     let footprint = request.footprint();
                     group.bench_function(id("arrival and departure"), |bencher| {
                         bencher.iter(|| {

@@ -26,6 +26,7 @@
 //! # Ok::<(), eldr_core::transform::TransformError>(())
 //! ```
 
+mod exchange;
 mod fixed;
 mod running;
 

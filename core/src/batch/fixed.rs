@@ -47,6 +47,22 @@ pub(super) fn survival(sum: u32) -> f32 {
     f32::from_bits((slope * x + 1.0).to_bits() - (whole << 23))
 }
 
+/// The survival of a sum of costs in units of 1/255, to be told to others.
+pub(super) fn level(sum: u32) -> u8 {
+    (survival(sum) * 255.0 + 0.5) as u8
+}
+
+/// The cost that a [`level`] stands for; the lowest stands for a quarter of a unit.
+pub(super) fn cost_of_level(level: u8) -> u32 {
+    let mut survival = f32::from(level).max(0.25) / 255.0;
+    let mut whole = 0;
+    while survival < 0.5 {
+        survival *= 2.0;
+        whole += 1 << FRACTION_BITS;
+    }
+    whole + u32::from(cost(1.0 - survival))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,5 +115,13 @@ mod tests {
             let found = survival(beyond);
             assert!(found <= last && found.is_normal(), "{beyond}: {found}");
         }
+    }
+
+    #[test]
+    fn levels_are_what_they_stand_for() {
+        for told in 0..=255u8 {
+            assert_eq!(level(cost_of_level(told)), told);
+        }
+        assert_eq!((cost_of_level(255), level(u32::MAX)), (0, 0));
     }
 }

@@ -1,9 +1,10 @@
 //! One worker's batch: sums that are exact, and what follows from them.
 
-use super::{Footprint, Measure, Request, fixed};
-use crate::marginal::power;
 use wide::f32x4;
 
+use super::exchange::Others;
+use super::{Footprint, Measure, Request, fixed};
+use crate::marginal::power;
 use crate::similarity::{ROWS, dot, dot_each};
 use crate::transform::MIN_NORM;
 
@@ -12,15 +13,18 @@ use crate::transform::MIN_NORM;
 pub struct Batch {
     measure: Measure,
     experts: usize,
-    sums: Vec<u32>,
+    /// One per selected (layer, expert), over all requests.
+    pub(super) sums: Vec<u32>,
     /// [`Measure::Usage`]: probability that an expert is not used. [`Measure::Direction`]: the sums as they are.
     view: Vec<f32>,
     /// Of the view: its sum, or the square of its length.
     total: f64,
     /// Requests whose footprint is known.
-    known: u32,
-    unknown: u32,
-    kv_tokens: u64,
+    pub(super) known: u32,
+    pub(super) unknown: u32,
+    pub(super) kv_tokens: u64,
+    /// What of all this others told us.
+    pub(super) others: Others,
 }
 
 impl Batch {
@@ -34,8 +38,9 @@ impl Batch {
             known: 0,
             unknown: 0,
             kv_tokens: 0,
+            others: Others::default(),
         };
-        batch.change(&vec![0; layers * experts], u32::wrapping_add);
+        batch.show();
         batch
     }
 
@@ -61,13 +66,17 @@ impl Batch {
 
     /// Changes the sums and what follows from them.
     ///
-    /// They wrap around, because that can be undone whatever the order. Nobody gets there: it takes 65,537 requests
+    /// Sums wrap around, because that can be undone whatever the order. Nobody gets there: it takes 65,537 requests
     /// that are all certain to use the same expert.
     fn change(&mut self, values: &[u16], by: impl Fn(u32, u32) -> u32) {
-        // One pass each, which compilers turn into vector instructions.
         for (sum, &value) in self.sums.iter_mut().zip(values) {
             *sum = by(*sum, value.into());
         }
+        self.show();
+    }
+
+    /// Computes what follows from the sums, in a pass of its own, which compilers turn into vector instructions.
+    pub(super) fn show(&mut self) {
         let shown = self.view.iter_mut().zip(&self.sums);
         match self.measure {
             Measure::Usage => shown.for_each(|(shown, &sum)| *shown = fixed::survival(sum)),
