@@ -42,7 +42,7 @@ impl Objective {
         let after = self.step.step_ms(
             experts + extra,
             requests as usize + 1,
-            tokens + u64::from(request.kv_tokens()),
+            tokens.saturating_add(request.kv_tokens().into()),
         );
         let requests = f64::from(requests);
         let exponent = self.exponent.clamp(1, MAX_EXPONENT);

@@ -143,6 +143,11 @@ impl Map {
         Batches::of_layers(measure, self.geometry, self.layers.clone(), workers)
     }
 
+    /// Which workers serve each region, for [`decide`] with evidence that was computed elsewhere.
+    pub fn regions(&self) -> &Regions {
+        &self.regions
+    }
+
     /// Shape of the model's routing.
     pub fn geometry(&self) -> Geometry {
         self.geometry
