@@ -69,10 +69,17 @@ impl Batches {
             message.extend(unknown.to_le_bytes());
             message.extend(kv_tokens.to_le_bytes());
             if known > 0 {
-                let heard = others.costs.iter().chain(std::iter::repeat(&0));
-                let own = batch.sums.iter().zip(heard);
-                let level = |(sum, heard): (&u32, &u32)| fixed::level(sum.wrapping_sub(*heard));
-                message.extend(own.map(level));
+                let start = message.len();
+                message.resize(start + batch.sums.len(), 0);
+                let told = message.get_mut(start..).unwrap_or_default();
+                let each = told.iter_mut().zip(&batch.sums);
+                if others.costs.is_empty() {
+                    each.for_each(|(told, &sum)| *told = fixed::level(sum));
+                } else {
+                    each.zip(&others.costs).for_each(|((told, sum), heard)| {
+                        *told = fixed::level(sum.wrapping_sub(*heard));
+                    });
+                }
             }
         }
     }

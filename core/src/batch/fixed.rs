@@ -48,8 +48,9 @@ pub(super) fn survival(sum: u32) -> f32 {
 }
 
 /// The survival of a sum of costs in units of 1/255, to be told to others.
+#[inline]
 pub(super) fn level(sum: u32) -> u8 {
-    (survival(sum) * 255.0 + 0.5) as u8
+    (survival(sum) * 255.0 + 8_388_608.0).to_bits() as u8
 }
 
 /// The cost that a [`level`] stands for; the lowest stands for a quarter of a unit.
