@@ -1,11 +1,12 @@
 //! The demo's promise without sockets and clock: on its arrivals, band routing batches requests that share
-//! experts, and steps get faster.
+//! experts, and steps get faster. A loop of its own, against which the simulator is checked.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use eldr_calibrator::simulate;
 use eldr_core::blob::Blob;
 use eldr_core::decide::{Draw, Rule, Worker};
 use eldr_core::engine::{DecodeBatch, StepModel};
@@ -32,7 +33,7 @@ struct Outcome {
 }
 
 /// Runs the demo's arrivals under `policy`; prefill takes no time.
-fn simulate(settings: &Settings, workload: &Workload, policy: Policy) -> Outcome {
+fn replay(settings: &Settings, workload: &Workload, policy: Policy) -> Outcome {
     let clusters: Vec<String> = (0..settings.workers).map(decode_cluster).collect();
     let blob = Blob::from_bytes(&STANDARD.decode(&workload.blob).unwrap()).unwrap();
     let map = Map::bind(blob, &clusters).unwrap();
@@ -132,11 +133,51 @@ fn simulate(settings: &Settings, workload: &Workload, policy: Policy) -> Outcome
     }
 }
 
+/// The same by `eldr simulate`: mean experts per step and median TPOT.
+fn simulator(
+    settings: &Settings,
+    workload: &Workload,
+    records: &simulate::Workload,
+    policy: Policy,
+) -> (f64, f64) {
+    let clusters: Vec<String> = (0..settings.workers).map(decode_cluster).collect();
+    let blob = Blob::from_bytes(&STANDARD.decode(&workload.blob).unwrap()).unwrap();
+    let known = simulate::Known::new(Map::bind(blob, &clusters).unwrap(), records);
+    let cluster = simulate::Cluster {
+        prefill_workers: 0,
+        transfer_ms: 0.0,
+        decode_workers: settings.workers,
+        duration: Duration::MAX,
+        ..simulate::Cluster::default()
+    };
+    let arrivals: Vec<simulate::Arrival> = settings
+        .arrivals(workload)
+        .iter()
+        .map(|arrival| simulate::Arrival {
+            at: arrival.at,
+            request: arrival.request,
+            signature: arrival.request,
+            prompt_tokens: 1,
+            decode_tokens: workload.requests[arrival.request].decode_tokens,
+            gateway: 0,
+            entropy: 0,
+        })
+        .collect();
+    let spec = policy.name().parse().unwrap();
+    let rule = Rule::default();
+    let router = simulate::policy::router(&spec, &rule, Some(&known), records, settings.workers);
+    let outcome = simulate::run(&cluster, records, &arrivals, router.unwrap().as_mut());
+    (outcome.experts_per_step, outcome.tpot_ms.p50)
+}
+
 #[test]
 fn band_touches_fewer_experts_and_is_faster_on_both_workloads_whatever_the_seed() {
     let data = workspace_root().join("examples/data/small-moe");
     for name in WORKLOADS {
         let workload = Workload::load(name, &data, WORKERS, 1).unwrap();
+        let evaluation = data.join(format!("{name}_evaluation.jsonl.gz"));
+        let records = simulate::Workload::read(&[evaluation], simulate::Replay::Exact, || ());
+        let records = records.unwrap();
         for seed in 1..=3 {
             let settings = Settings {
                 workers: WORKERS,
@@ -146,8 +187,18 @@ fn band_touches_fewer_experts_and_is_faster_on_both_workloads_whatever_the_seed(
                 measured: Duration::from_secs(7),
                 seed,
             };
-            let round_robin = simulate(&settings, &workload, Policy::RoundRobin);
-            let band = simulate(&settings, &workload, Policy::Band);
+            let round_robin = replay(&settings, &workload, Policy::RoundRobin);
+            let band = replay(&settings, &workload, Policy::Band);
+            for (policy, found) in [(Policy::RoundRobin, &round_robin), (Policy::Band, &band)] {
+                let told = simulator(&settings, &workload, &records, policy);
+                let expected = (found.mean_experts, found.tpot_p50_ms);
+                let close = |a: f64, b: f64| (a - b).abs() < 1e-9 * b;
+                assert!(
+                    close(told.0, expected.0) && close(told.1, expected.1),
+                    "{name}, seed {seed}, {}: the simulator says {told:?}, this loop {expected:?}",
+                    policy.name()
+                );
+            }
             let experts = band.mean_experts / round_robin.mean_experts;
             let tpot = band.tpot_p50_ms / round_robin.tpot_p50_ms;
             println!("{name}, seed {seed}: experts × {experts:.3}, TPOT P50 × {tpot:.3}");

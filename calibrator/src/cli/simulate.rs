@@ -134,9 +134,9 @@ impl SimulateArgs {
             .transpose()?;
         let blob = self.blob()?;
         let workers = self.workers(blob.as_ref())?;
-        let mut cluster = self.cluster.cluster(workers.len(), &self.arrivals);
-        cluster.changes.clone_from(&self.cluster.changes);
+        let cluster = self.cluster.cluster(workers.len(), &self.arrivals);
         self.cluster.check_changes(workers.len())?;
+        self.cluster.note_on_experts(workload.geometry.experts);
         let rule = Rule {
             tau: self
                 .tau

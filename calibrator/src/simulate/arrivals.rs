@@ -8,12 +8,12 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution as _, Gamma};
 
 use super::lengths::Lengths;
-use super::workload::Workload;
+use super::workload::{Request, Workload};
 use super::{Stream, rng};
 use crate::error::Error;
 
 /// Most requests of one run.
-pub const ARRIVALS_MAX: usize = 10_000_000;
+pub const ARRIVALS_MAX: usize = 1_000_000;
 
 /// One request of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -77,7 +77,7 @@ impl Plan<'_> {
     /// Draws the arrivals; the same seed gives the same ones. Drawn requests come in random order, each once before any comes again.
     ///
     /// # Errors
-    /// A record has no `ts`; more than [`ARRIVALS_MAX`] arrivals; none at all.
+    /// A record lacks a time or length that is needed; more than [`ARRIVALS_MAX`] arrivals; none at all.
     pub fn arrivals(&self, workload: &Workload, seed: u64) -> Result<Vec<Arrival>, Error> {
         let mut signatures: Vec<usize> = (0..workload.requests.len()).collect();
         if self.permute_signatures {
@@ -102,7 +102,16 @@ impl Plan<'_> {
             let own = &workload.requests[request];
             let (prompt_tokens, decode_tokens) = match self.lengths {
                 Some(lengths) => lengths.get(offset + number),
-                None => (own.prompt_tokens, own.decode_tokens),
+                None => {
+                    let decode = self.decode_tokens.or(own.decode_tokens);
+                    let hint = "record it, or give --decode-tokens or --lengths";
+                    let decode = known(own, "decode_tokens", decode, hint)?;
+                    let hint = "record it, or give lengths of other traffic with --lengths";
+                    (
+                        known(own, "prompt_tokens", own.prompt_tokens, hint)?,
+                        decode,
+                    )
+                }
             };
             arrivals.push(Arrival {
                 at,
@@ -133,12 +142,9 @@ impl Plan<'_> {
                 let order = by_time(workload, true);
                 let times = order.into_iter().map(|request| {
                     let request = &workload.requests[request];
-                    request.ts.ok_or_else(|| {
-                        Error::new(
-                            format!("{}: field `ts`: it is missing", request.record),
-                            "--arrivals trace needs the time of every request; use --arrivals poisson",
-                        )
-                    })
+                    let hint =
+                        "--arrivals trace needs the time of every request; take --arrivals poisson";
+                    known(request, "ts", request.ts, hint)
                 });
                 (times.collect::<Result<Vec<_>, _>>()?, rate_per_s)
             }
@@ -192,6 +198,14 @@ impl Plan<'_> {
             .take(ARRIVALS_MAX)
             .collect()
     }
+}
+
+/// What the trace must say of a request.
+fn known<T>(request: &Request, field: &str, value: Option<T>, hint: &str) -> Result<T, Error> {
+    value.ok_or_else(|| {
+        let record = &request.record;
+        Error::new(format!("{record}: field `{field}`: it is missing"), hint)
+    })
 }
 
 /// Requests in the order of their times, where that is asked for.

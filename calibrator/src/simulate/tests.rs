@@ -22,8 +22,8 @@ fn request(label: &str, experts: &[u16], decode_tokens: u32) -> Request {
         label: Some(label.into()),
         signature: None,
         ts: None,
-        prompt_tokens: 100,
-        decode_tokens,
+        prompt_tokens: Some(100),
+        decode_tokens: Some(decode_tokens),
         experts: Experts::Recorded(Arc::new(ids)),
     }
 }

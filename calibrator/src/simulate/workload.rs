@@ -33,10 +33,10 @@ pub struct Request {
     pub signature: Option<Arc<str>>,
     /// Arrival in the trace, seconds.
     pub ts: Option<f64>,
-    /// Tokens of the prompt.
-    pub prompt_tokens: u32,
-    /// Tokens that it decodes.
-    pub decode_tokens: u32,
+    /// Tokens of the prompt, where the trace says so.
+    pub prompt_tokens: Option<u32>,
+    /// Tokens that it decodes, where the trace says so.
+    pub decode_tokens: Option<u32>,
     /// What its tokens activate.
     pub experts: Experts,
 }
@@ -58,7 +58,7 @@ impl Workload {
     /// Reads whole traces; `on_record` is told of every record.
     ///
     /// # Errors
-    /// A trace cannot be read or is malformed; nothing can be replayed; requests of several models; a length is missing.
+    /// A trace cannot be read or is malformed; nothing can be replayed; requests of several models; a length is out of range.
     pub fn read<P: AsRef<Path>>(
         paths: &[P],
         replay: Replay,
@@ -157,12 +157,10 @@ fn request(record: &Record, geometry: Geometry, exact: bool) -> Result<Request, 
             })?;
             Experts::Recorded(Arc::new(ids))
         }
-        None => Experts::Expected(Arc::new(activation(
-            record,
-            prefill,
-            geometry,
-            decode_tokens,
-        )?)),
+        None => {
+            let activation = activation(record, prefill, geometry, prompt_tokens, decode_tokens)?;
+            Experts::Expected(Arc::new(activation))
+        }
     };
     Ok(Request {
         record: format!("{} ({}:{})", record.id, record.at.file, record.at.line).into(),
@@ -180,14 +178,13 @@ fn activation(
     record: &Record,
     prefill: Option<Signature>,
     geometry: Geometry,
-    decode_tokens: u32,
+    prompt_tokens: Option<u32>,
+    decode_tokens: Option<u32>,
 ) -> Result<Activation, Error> {
     let (field, signature, tokens) = match (record.decode_signature()?, prefill) {
-        (Some(decode), _) => ("decode", decode, Some(decode_tokens.into())),
-        (None, Some(prefill)) => {
-            let tokens = record.prompt_tokens.or(prefill.prompt_tokens());
-            ("prefill", prefill, tokens)
-        }
+        (Some(decode), None) => ("decode", decode, decode_tokens),
+        (Some(decode), _) if decode_tokens.is_some() => ("decode", decode, decode_tokens),
+        (_, Some(prefill)) => ("prefill", prefill, prompt_tokens),
         (None, None) => unreachable!("a record without either has no shape"),
     };
     let invalid = |problem: String, hint: &str| record.invalid(field, problem, hint);
@@ -199,19 +196,27 @@ fn activation(
         );
         return Err(invalid(problem, "record the signature with every layer").into());
     }
-    Activation::from_counts(geometry, signature.counts(), tokens.unwrap_or_default())
+    let Some(tokens) = tokens else {
+        let problem = "nothing says how many tokens it counts".to_owned();
+        let hint =
+            "record `prompt_tokens` and `decode_tokens`, or the parameter n of the signature";
+        return Err(invalid(problem, hint).into());
+    };
+    Activation::from_counts(geometry, signature.counts(), tokens.into())
         .map_err(|error| invalid(error.to_string(), "record the signature again").into())
 }
 
-/// A length that must be there. Longer ones than 2³² − 1 are no request of any model.
-fn length(record: &Record, field: &'static str, tokens: Option<u64>) -> Result<u32, Error> {
-    let told = match tokens {
-        None => "it is missing".to_owned(),
-        Some(tokens) => match u32::try_from(tokens) {
-            Ok(tokens @ 1..) => return Ok(tokens),
-            _ => format!("{tokens} where 1 to {} are allowed", u32::MAX),
-        },
+/// A length. Longer ones than 2³² − 1 are no request of any model.
+fn length(record: &Record, field: &'static str, tokens: Option<u64>) -> Result<Option<u32>, Error> {
+    let Some(tokens) = tokens else {
+        return Ok(None);
     };
-    let hint = "the simulator needs every request's lengths: record them, or give lengths of another trace with --lengths";
-    Err(record.invalid(field, told, hint).into())
+    match u32::try_from(tokens) {
+        Ok(tokens @ 1..) => Ok(Some(tokens)),
+        _ => {
+            let problem = format!("{tokens} where 1 to {} are allowed", u32::MAX);
+            let hint = "correct the value, or leave the key out";
+            Err(record.invalid(field, problem, hint).into())
+        }
+    }
 }

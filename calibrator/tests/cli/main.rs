@@ -10,3 +10,4 @@ mod record;
 mod refit;
 mod report;
 mod serve;
+mod simulate;

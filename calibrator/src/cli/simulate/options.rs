@@ -60,7 +60,7 @@ pub(super) struct ClusterOptions {
         value_delimiter = ',',
         value_name = "SECONDS:WHAT:WORKER,…"
     )]
-    pub(super) changes: Vec<Change>,
+    changes: Vec<Change>,
 }
 
 #[derive(Debug, Args)]
@@ -109,6 +109,19 @@ enum Model {
     GptOss120b,
     #[value(name = "gemma-4-26b-a4b")]
     Gemma4_26bA4b,
+}
+
+/// Experts per layer of each of these.
+const EXPERTS: usize = 128;
+
+impl Model {
+    fn step(self) -> StepModel {
+        match self {
+            Model::Qwen3_30bA3b => StepModel::QWEN3_30B_A3B,
+            Model::GptOss120b => StepModel::GPT_OSS_120B,
+            Model::Gemma4_26bA4b => StepModel::GEMMA_4_26B_A4B,
+        }
+    }
 }
 
 /// A time, or never. A type of its own: clap takes an `Option` for an argument that may be left out.
@@ -167,12 +180,18 @@ impl ClusterOptions {
         }
     }
 
+    /// A replay of a smaller model under the coefficients of a large one needs a word.
+    pub(super) fn note_on_experts(&self, experts: usize) {
+        if self.b_ms.is_none() && experts != EXPERTS {
+            eprintln!(
+                "note: step coefficients are for {EXPERTS} experts per layer, the trace has {experts}; with --b-ms {:.3} the same share of experts costs the same",
+                self.model.step().b_ms * EXPERTS as f64 / experts as f64
+            );
+        }
+    }
+
     pub(super) fn cluster(&self, workers: usize, arrivals: &ArrivalOptions) -> Cluster {
-        let model = match self.model {
-            Model::Qwen3_30bA3b => StepModel::QWEN3_30B_A3B,
-            Model::GptOss120b => StepModel::GPT_OSS_120B,
-            Model::Gemma4_26bA4b => StepModel::GEMMA_4_26B_A4B,
-        };
+        let model = self.model.step();
         Cluster {
             prefill_workers: self.prefill.into(),
             prefill_ms_per_token: self.prefill_ms_per_token,

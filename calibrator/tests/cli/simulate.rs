@@ -1,0 +1,177 @@
+//! `eldr simulate`: results, and what a person is told when something is wrong.
+
+use insta::assert_snapshot;
+use serde_json::Value;
+
+use crate::bench::{Bench, FIT, line, trace};
+use crate::errors::transcript;
+
+/// [`trace`] with lengths, labels and times.
+fn replayable() -> String {
+    let trace = trace(true);
+    let lines = trace.lines().enumerate().map(|(n, line)| {
+        let label = ["x", "y"][n % 2];
+        let keys =
+            format!(r#"{{"label":"{label}","ts":{n},"prompt_tokens":40,"decode_tokens":20,"#);
+        line.replacen('{', &keys, 1) + "\n"
+    });
+    lines.collect()
+}
+
+fn bench() -> Bench {
+    let bench = Bench::new();
+    bench.write("t.jsonl", replayable()).eldr(FIT).succeeded();
+    bench
+}
+
+const QUICK: &str = "simulate t.jsonl --b-ms 1 --duration 5 --seeds 2";
+
+#[test]
+fn policies_are_compared_and_the_command_repeats_it() {
+    let bench = bench();
+    let command = format!("{QUICK} --blob b.eldr --rate 40 --gateways 2 --share-ms 100");
+    let first = bench.eldr(&command);
+    let shown = first.succeeded().stdout.clone();
+    assert_snapshot!(format!("$ eldr {command}\n{shown}"));
+    let again = shown
+        .lines()
+        .find_map(|line| line.strip_prefix("again    eldr "));
+    assert_eq!(bench.eldr(again.unwrap()).succeeded().stdout, shown);
+}
+
+#[test]
+fn json_has_every_run() {
+    let bench = bench();
+    let ran = bench.eldr(&format!(
+        "{QUICK} --blob b.eldr --policies round_robin,band:tau=0:cap=none --json"
+    ));
+    let shown: Value = serde_json::from_str(&ran.succeeded().stdout).unwrap();
+    assert_eq!(shown["seeds"], serde_json::json!([1, 2]));
+    assert_eq!(shown["exact"], false);
+    let band = &shown["policies"][1];
+    assert_eq!(band["policy"], "band:tau=0:cap=none");
+    assert_eq!(band["runs"].as_array().unwrap().len(), 2);
+    let requests = band["runs"][0]["requests"].as_u64().unwrap();
+    assert_eq!(band["runs"][0]["reasons"]["in_band"], requests);
+    let against = &band["against_best_balancer"]["tpot_p50_ms"];
+    assert_eq!(against["reference"], "round_robin");
+    let (own, other) = (&band["runs"], &shown["policies"][0]["runs"]);
+    let p50 = |runs: &Value, seed: usize| runs[seed]["tpot_ms"]["p50"].as_f64().unwrap();
+    let change = |seed| (p50(own, seed) / p50(other, seed) - 1.0) * 100.0;
+    let mean = against["mean"].as_f64().unwrap();
+    assert!((mean - (change(0) + change(1)) / 2.0).abs() < 1e-9);
+}
+
+#[test]
+fn times_and_lengths_may_come_from_published_traces() {
+    let bench = bench();
+    bench
+        .write(
+            "azure.csv",
+            "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n2023-11-16 18:15:50.9951690,396,1\r\n",
+        )
+        .write(
+            "mooncake.jsonl",
+            "{\"timestamp\": 0, \"input_length\": 6758, \"output_length\": 500, \"hash_ids\": [0]}\n{\"timestamp\": 3000, \"input_length\": 7322, \"output_length\": 490, \"hash_ids\": [0]}\n",
+        );
+    for (file, ttft) in [
+        ("azure.csv", 0.035 * 374.0),
+        ("mooncake.jsonl", 0.035 * 6758.0),
+    ] {
+        let ran = bench.eldr(&format!(
+            "{QUICK} --policies round_robin --lengths {file} --arrivals lengths --json"
+        ));
+        let shown: Value = serde_json::from_str(&ran.succeeded().stdout).unwrap();
+        let run = &shown["policies"][0]["runs"][0];
+        assert_eq!(run["requests"], 2, "{file}");
+        assert!(run["ttft_ms"]["p50"].as_f64().unwrap() > ttft, "{file}");
+    }
+    let ran = bench.eldr(&format!(
+        "{QUICK} --policies round_robin --arrivals trace --rate 2 --json"
+    ));
+    let shown: Value = serde_json::from_str(&ran.succeeded().stdout).unwrap();
+    assert_eq!(shown["policies"][0]["runs"][0]["requests"], 4);
+}
+
+#[test]
+fn simulations_that_cannot_run() {
+    let bench = bench();
+    let lengths = |text: &str| format!(r#"{{{text}"id":"#);
+    let with = |text: &str| line("e", [1, 2, 3, 0], true).replacen("{\"id\":", &lengths(text), 1);
+    bench
+        .write("none", "{\"id\":\"a\"}\n")
+        .write("nolength", with(r#""prompt_tokens":3,"#))
+        .write("noprompt", with(r#""decode_tokens":3,"#))
+        .write("notokens", line("e", [1, 2, 3, 0], false))
+        .write("zero", with(r#""prompt_tokens":3,"decode_tokens":0,"#))
+        .write(
+            "other",
+            "{\"id\":\"e\",\"prompt_tokens\":1,\"decode_tokens\":1,\"prefill\":\":AQA=:;l=1;e=1\"}\n",
+        )
+        .write("mixed", replayable() + "{\"id\":\"e\",\"prompt_tokens\":1,\"decode_tokens\":1,\"prefill\":\":AQA=:;l=1;e=1\"}\n")
+        .write("rows", "{\"id\":\"e\",\"prompt_tokens\":1,\"decode_tokens\":1,\"prefill\":\":AQAAAA==:;l=2;e=2;layers=\\\"0\\\";n=1\"}\n")
+        .write("plain", with(r#""prompt_tokens":3,"decode_tokens":2,"#))
+        .write("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n")
+        .write("b.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,many,2\n")
+        .write("c.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n1,2\n")
+        .write("d.csv", "time,prompt,answer\n1,2,3\n")
+        .write("empty", "");
+    let told = transcript(
+        &bench,
+        &[
+            "simulate missing",
+            "simulate none",
+            "simulate nolength --b-ms 1",
+            "simulate noprompt --b-ms 1",
+            "simulate notokens --b-ms 1",
+            "simulate zero",
+            "simulate mixed --b-ms 1",
+            "simulate rows --b-ms 1",
+            "simulate t.jsonl --b-ms 1 --replay exact",
+            "simulate t.jsonl --b-ms 1 --policies band",
+            "simulate plain --b-ms 1 --policies label",
+            "simulate plain --b-ms 1 --arrivals trace",
+            "simulate other --b-ms 1 --blob b.eldr",
+            "simulate t.jsonl --b-ms 1 --blob t.jsonl",
+            "simulate t.jsonl --b-ms 1 --blob b.eldr --decode 1",
+            "simulate t.jsonl --b-ms 1 --blob b.eldr --change 1:fail:2",
+            "simulate t.jsonl --b-ms 1 --rate 0.001 --duration 0.001",
+            "simulate t.jsonl --b-ms 1 --rate 1000000 --duration 1000000",
+            "simulate t.jsonl --b-ms 1 --lengths missing",
+            "simulate t.jsonl --b-ms 1 --lengths empty",
+            "simulate t.jsonl --b-ms 1 --lengths a.csv",
+            "simulate t.jsonl --b-ms 1 --lengths b.csv",
+            "simulate t.jsonl --b-ms 1 --lengths c.csv",
+            "simulate t.jsonl --b-ms 1 --lengths d.csv",
+        ],
+    );
+    assert_snapshot!(told);
+}
+
+#[test]
+fn simulations_that_are_asked_for_wrongly() {
+    let told = transcript(
+        &Bench::new(),
+        &[
+            "simulate",
+            "simulate t --policies best",
+            "simulate t --policies band,band",
+            "simulate t --policies band:tau=3",
+            "simulate t --policies band:cap=0",
+            "simulate t --policies band:width=1",
+            "simulate t --blob b --calibrate c",
+            "simulate t --regions 4",
+            "simulate t --decode 0",
+            "simulate t --rate 0",
+            "simulate t --b-ms -1",
+            "simulate t --share-ms 10",
+            "simulate t --gateways 2 --share-ms sometimes",
+            "simulate t --change 5:explode:1",
+            "simulate t --arrivals lengths",
+            "simulate t --arrivals trace --burstiness 0.5",
+            "simulate t --warm-up 120",
+            "simulate t --model gpt-5",
+        ],
+    );
+    assert_snapshot!(told);
+}
