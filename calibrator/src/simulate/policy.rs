@@ -38,11 +38,8 @@ pub enum PolicyKind {
 impl PolicySpec {
     /// What a list of policies may name.
     pub fn names() -> Vec<&'static str> {
-        Policy::ALL
-            .map(Policy::name)
-            .into_iter()
-            .chain(["label"])
-            .collect()
+        let policies = Policy::without_batches().map(Policy::name);
+        policies.chain(["label"]).collect()
     }
 
     /// Whether it balances load and looks at nothing else: the references that a policy has to beat.
