@@ -67,7 +67,7 @@ impl FromStr for PolicySpec {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut parts = text.split(':');
         let name = parts.next().unwrap_or_default();
-        let policy = Policy::ALL.into_iter().find(|policy| policy.name() == name);
+        let policy = Policy::without_batches().find(|policy| policy.name() == name);
         let kind = match policy {
             Some(policy) => PolicyKind::Rule(policy),
             None if name == "label" => PolicyKind::Label,
