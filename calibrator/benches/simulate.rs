@@ -87,8 +87,7 @@ fn simulate(criterion: &mut Criterion) {
         let arrivals = plan.arrivals(&workload, 1).unwrap();
         group.bench_function(name, |bencher| {
             bencher.iter(|| {
-                let workers = cluster.decode_workers;
-                let router = router(&spec, &Rule::default(), None, &workload, workers);
+                let router = router(&spec, &Rule::default(), None, &workload, &cluster);
                 black_box(run(
                     &cluster,
                     &workload,

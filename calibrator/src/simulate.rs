@@ -18,6 +18,7 @@ mod events;
 pub mod lengths;
 pub mod measure;
 pub mod policy;
+mod running;
 pub mod views;
 pub mod workload;
 

@@ -165,7 +165,7 @@ fn simulator(
         .collect();
     let spec = policy.name().parse().unwrap();
     let rule = Rule::default();
-    let router = simulate::policy::router(&spec, &rule, Some(&known), records, settings.workers);
+    let router = simulate::policy::router(&spec, &rule, Some(&known), records, &cluster);
     let outcome = simulate::run(&cluster, records, &arrivals, router.unwrap().as_mut());
     (outcome.experts_per_step, outcome.tpot_ms.p50)
 }

@@ -292,7 +292,7 @@ impl SimulateArgs {
         let mut policies: Vec<PolicySpec> = named
             .filter(|spec: &PolicySpec| match spec.kind {
                 PolicyKind::Label => labels,
-                PolicyKind::Rule(policy) => has_blob || !policy.looks(),
+                PolicyKind::Rule(policy) => has_blob || !policy.compares_regions(),
             })
             .collect();
         // References first.

@@ -106,6 +106,9 @@ pub fn compare(
         rule,
         known,
     } = setting;
+    let mut rule = rule;
+    // Policies that know the step model know the true one.
+    rule.objective.step = cluster.step;
     let arrivals = seeds.iter().map(|&seed| plan.arrivals(workload, seed));
     let arrivals: Vec<Vec<Arrival>> = arrivals.collect::<Result<_, _>>()?;
     let runs: Vec<(&PolicySpec, &Vec<Arrival>)> = policies
@@ -115,7 +118,7 @@ pub fn compare(
     let outcomes: Vec<Outcome> = runs
         .into_par_iter()
         .map(|(spec, arrivals)| {
-            let mut router = router(spec, &rule, known, workload, cluster.decode_workers)?;
+            let mut router = router(spec, &rule, known, workload, cluster)?;
             let outcome = run(cluster, workload, arrivals, router.as_mut());
             on_run();
             Ok(outcome)

@@ -9,8 +9,13 @@ use eldr_core::decide::{
 };
 use eldr_core::route::{Map, Scratch, route, route_by};
 
+use super::Cluster;
+use super::running::ByBatch;
 use super::workload::Workload;
 use crate::error::Error;
+
+/// Band width of `hybrid` where it has none of its own: wider than that of `band`, as batches choose within it.
+const HYBRID_TAU: f32 = 0.3;
 
 /// A policy as the user names it: `band`, or with parameters of its own `band:tau=0.2:cap=none`.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,7 +43,7 @@ pub enum PolicyKind {
 impl PolicySpec {
     /// What a list of policies may name.
     pub fn names() -> Vec<&'static str> {
-        let policies = Policy::without_batches().map(Policy::name);
+        let policies = Policy::ALL.into_iter().map(Policy::name);
         policies.chain(["label"]).collect()
     }
 
@@ -54,7 +59,10 @@ impl PolicySpec {
                 PolicyKind::Rule(policy) => policy,
                 PolicyKind::Label => Policy::Band,
             },
-            tau: self.tau.unwrap_or(run.tau),
+            tau: self.tau.unwrap_or(match self.kind {
+                PolicyKind::Rule(Policy::Hybrid) => HYBRID_TAU,
+                _ => run.tau,
+            }),
             max_load_factor: self.max_load_factor.unwrap_or(run.max_load_factor),
             ..*run
         }
@@ -67,7 +75,7 @@ impl FromStr for PolicySpec {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut parts = text.split(':');
         let name = parts.next().unwrap_or_default();
-        let policy = Policy::without_batches().find(|policy| policy.name() == name);
+        let policy = Policy::ALL.into_iter().find(|policy| policy.name() == name);
         let kind = match policy {
             Some(policy) => PolicyKind::Rule(policy),
             None if name == "label" => PolicyKind::Label,
@@ -140,7 +148,7 @@ pub trait Router {
 /// A blob bound to the decode workers, and what it says of each request; the same for all policies and runs.
 #[derive(Debug)]
 pub struct Known {
-    map: Map,
+    pub(super) map: Map,
     /// By request of the workload.
     similarities: Vec<Result<Vec<f32>, Reason>>,
 }
@@ -171,23 +179,33 @@ pub fn router<'a>(
     run: &Rule,
     known: Option<&'a Known>,
     workload: &Workload,
-    workers: usize,
+    cluster: &Cluster,
 ) -> Result<Box<dyn Router + 'a>, Error> {
     let rule = spec.rule(run);
     match (spec.kind, known) {
-        (PolicyKind::Label, _) => Ok(Box::new(ByLabel::new(rule, workload, workers)?)),
-        (PolicyKind::Rule(policy), None) if policy.looks() => Err(Error::new(
+        (PolicyKind::Label, _) => Ok(Box::new(ByLabel::new(
+            rule,
+            workload,
+            cluster.decode_workers,
+        )?)),
+        (PolicyKind::Rule(policy), None) if policy.compares_regions() => Err(Error::new(
             format!(
                 "the policy {} compares signatures with centroids, and there are none",
                 spec.name
             ),
             "give a blob with --blob, or a trace to fit one to with --calibrate",
         )),
-        (PolicyKind::Rule(_), known) => Ok(Box::new(ByRule {
-            rule,
-            known,
-            scratch: Scratch::default(),
-        })),
+        (PolicyKind::Rule(policy), known) => match policy.measure() {
+            Some(measure) => {
+                let router = ByBatch::new(rule, measure, known, workload, cluster)?;
+                Ok(Box::new(router))
+            }
+            None => Ok(Box::new(ByRule {
+                rule,
+                known,
+                scratch: Scratch::default(),
+            })),
+        },
     }
 }
 

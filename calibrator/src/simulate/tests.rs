@@ -68,8 +68,7 @@ fn cluster(decode_workers: usize) -> Cluster {
 
 fn round_robin(cluster: &Cluster, workload: &Workload, arrivals: &[Arrival]) -> Outcome {
     let spec: PolicySpec = "round_robin".parse().unwrap();
-    let workers = cluster.decode_workers;
-    let mut router = router(&spec, &Rule::default(), None, workload, workers).unwrap();
+    let mut router = router(&spec, &Rule::default(), None, workload, cluster).unwrap();
     run(cluster, workload, arrivals, router.as_mut())
 }
 
@@ -286,8 +285,8 @@ fn recorded_times_are_kept_or_stretched_to_a_rate() {
 }
 
 #[test]
-fn every_policy_that_gateways_have_is_known_by_name() {
-    for policy in Policy::without_batches() {
+fn every_policy_of_core_is_known_by_name() {
+    for policy in Policy::ALL {
         let spec: PolicySpec = policy.name().parse().unwrap();
         assert_eq!(spec.kind, policy::PolicyKind::Rule(policy));
         assert_eq!(spec.is_load_balancer(), !policy.looks());
