@@ -33,7 +33,7 @@ mod running;
 use crate::decide::{Policy, Rule, WorkerIndex};
 use crate::signature::Geometry;
 use crate::similarity::{ROWS, dot, dot_each};
-use crate::transform::{MIN_NORM, TransformError};
+use crate::transform::{MIN_NORM, TransformError, check_layers};
 
 pub use running::Batch;
 
@@ -129,15 +129,7 @@ impl Batches {
         layers: Vec<u16>,
         workers: usize,
     ) -> Result<Self, TransformError> {
-        let known = layers
-            .last()
-            .is_some_and(|&last| usize::from(last) < geometry.layers);
-        if !known || !layers.is_sorted_by(|a, b| a < b) {
-            return Err(TransformError::Layers {
-                found: layers,
-                layers: geometry.layers,
-            });
-        }
+        check_layers(geometry, &layers)?;
         Ok(Self::of_layers(measure, geometry, layers, workers))
     }
 

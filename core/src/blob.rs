@@ -21,14 +21,16 @@
 //!
 //! The same blob has the same bytes. A reader verifies everything.
 
+mod tensors;
+
 use std::collections::HashMap;
 
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use safetensors::tensor::{SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use crate::signature::Geometry;
 use crate::transform::{SignatureKind, Transform, TransformError};
+use tensors::{Tensors, f32s, u16s};
 
 /// The version that this code writes and reads.
 pub const FORMAT_VERSION: u32 = 1;
@@ -359,147 +361,6 @@ impl Blob {
 
 fn to_json(metadata: &Metadata) -> Result<String, BlobError> {
     serde_json::to_string(metadata).map_err(|error| BlobError::Metadata(error.to_string()))
-}
-
-/// The three tensors as little-endian bytes.
-struct Tensors {
-    regions: usize,
-    centroids: Vec<u8>,
-    idf: Vec<u8>,
-    layers: Vec<u8>,
-}
-
-struct Tensor<'a> {
-    name: &'static str,
-    dtype: Dtype,
-    shape: Vec<usize>,
-    bytes: &'a [u8],
-}
-
-impl Tensors {
-    fn of(blob: &Blob) -> Self {
-        let floats = |values: &[f32]| {
-            values
-                .iter()
-                .flat_map(|value| value.to_le_bytes())
-                .collect()
-        };
-        Self {
-            regions: blob.regions.len(),
-            centroids: floats(&blob.centroids),
-            idf: floats(blob.transform.weights()),
-            layers: blob
-                .transform
-                .layers()
-                .iter()
-                .flat_map(|layer| layer.to_le_bytes())
-                .collect(),
-        }
-    }
-
-    fn read(file: &SafeTensors<'_>, metadata: &Metadata) -> Result<Self, BlobError> {
-        let mut names = file.names();
-        names.sort_unstable();
-        if names != ["centroids", "idf", "layers"] {
-            return Err(BlobError::field(
-                "tensors",
-                names.join(", "),
-                "centroids, idf, layers",
-            ));
-        }
-        let read = |name: &str, dtype: Dtype, shape: &[usize]| {
-            let view = file
-                .tensor(name)
-                .map_err(|e| BlobError::Container(e.to_string()))?;
-            if view.dtype() != dtype || view.shape() != shape {
-                let found = format!("{} {:?}", view.dtype(), view.shape());
-                return Err(BlobError::field(name, found, format!("{dtype} {shape:?}")));
-            }
-            Ok(view.data().to_vec())
-        };
-        let selected = file
-            .tensor("layers")
-            .map(|view| view.shape().iter().product())
-            .unwrap_or(0);
-        let dimension = usize::saturating_mul(selected, metadata.experts);
-        let regions = metadata.regions.len();
-        Ok(Self {
-            regions,
-            centroids: read("centroids", Dtype::F32, &[regions, dimension])?,
-            idf: read("idf", Dtype::F32, &[dimension])?,
-            layers: read("layers", Dtype::U16, &[selected])?,
-        })
-    }
-
-    /// In the order of the hash.
-    fn each(&self) -> [Tensor<'_>; 3] {
-        let dimension = self.idf.len() / 4;
-        let tensor = |name, dtype, shape, bytes| Tensor {
-            name,
-            dtype,
-            shape,
-            bytes,
-        };
-        [
-            tensor(
-                "centroids",
-                Dtype::F32,
-                vec![self.regions, dimension],
-                &self.centroids[..],
-            ),
-            tensor("idf", Dtype::F32, vec![dimension], &self.idf[..]),
-            tensor(
-                "layers",
-                Dtype::U16,
-                vec![self.layers.len() / 2],
-                &self.layers[..],
-            ),
-        ]
-    }
-
-    /// Lower-case hexadecimal; `metadata` without its own hash.
-    fn sha256(&self, metadata: &Metadata) -> Result<String, BlobError> {
-        let mut hash = Sha256::new();
-        let mut piece = |bytes: &[u8]| {
-            hash.update((bytes.len() as u64).to_le_bytes());
-            hash.update(bytes);
-        };
-        piece(to_json(metadata)?.as_bytes());
-        for tensor in self.each() {
-            piece(tensor.name.as_bytes());
-            piece(tensor.dtype.to_string().as_bytes());
-            let shape: Vec<u8> = tensor
-                .shape
-                .iter()
-                .flat_map(|&size| (size as u64).to_le_bytes())
-                .collect();
-            piece(&shape);
-            piece(tensor.bytes);
-        }
-        Ok(hash
-            .finalize()
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect())
-    }
-}
-
-fn f32s(bytes: &[u8]) -> Vec<f32> {
-    bytes
-        .as_chunks::<4>()
-        .0
-        .iter()
-        .map(|value| f32::from_le_bytes(*value))
-        .collect()
-}
-
-fn u16s(bytes: &[u8]) -> Vec<u16> {
-    bytes
-        .as_chunks::<2>()
-        .0
-        .iter()
-        .map(|value| u16::from_le_bytes(*value))
-        .collect()
 }
 
 #[cfg(test)]

@@ -116,6 +116,21 @@ pub enum TransformError {
     NoWeight,
 }
 
+/// Whether these are layers of the model to look at: some, ascending.
+pub(crate) fn check_layers(geometry: Geometry, layers: &[u16]) -> Result<(), TransformError> {
+    let known = layers
+        .last()
+        .is_some_and(|&last| usize::from(last) < geometry.layers);
+    if known && layers.is_sorted_by(|a, b| a < b) {
+        Ok(())
+    } else {
+        Err(TransformError::Layers {
+            found: layers.to_vec(),
+            layers: geometry.layers,
+        })
+    }
+}
+
 /// What turns counts into vectors that can be compared: layer selection, kind, and one weight per (layer, expert).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Transform {
@@ -135,15 +150,7 @@ impl Transform {
         layers: Vec<u16>,
         weights: Vec<f32>,
     ) -> Result<Self, TransformError> {
-        let known = layers
-            .last()
-            .is_some_and(|&last| usize::from(last) < geometry.layers);
-        if !known || !layers.is_sorted_by(|a, b| a < b) {
-            return Err(TransformError::Layers {
-                found: layers,
-                layers: geometry.layers,
-            });
-        }
+        check_layers(geometry, &layers)?;
         let expected = layers.len() * geometry.experts;
         if weights.len() != expected {
             return Err(TransformError::Length {

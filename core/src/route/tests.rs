@@ -19,8 +19,28 @@ fn floats(value: &Value) -> Vec<f32> {
     }
 }
 
+/// A blob in which each worker serves a region of its own.
+fn blob(transform: Transform, centroids: Vec<f32>, workers: &[&str]) -> Blob {
+    Blob {
+        revision: 1,
+        model: "m".into(),
+        transform,
+        centroids,
+        tau: 0.1,
+        regions: workers.iter().map(|&name| vec![name.into()]).collect(),
+        fit: Fit {
+            quantiles: vec![vec![0.0; 7]; workers.len()],
+            requests: 1,
+            rho: None,
+            seed: 1,
+            shares: vec![1.0 / workers.len() as f64; workers.len()],
+        },
+        source: None,
+    }
+}
+
 /// A blob with the numbers of the artifact's centroid file.
-fn blob(file: &str) -> Blob {
+fn published(file: &str) -> Blob {
     let file: Value = serde_json::from_str(file).unwrap();
     let size = |key: &str| file[key].as_u64().unwrap() as usize;
     let geometry = Geometry::new(size("L"), size("e")).unwrap();
@@ -32,25 +52,12 @@ fn blob(file: &str) -> Blob {
         Value::Null => vec![1.0; layers.len() * geometry.experts],
         idf => floats(idf),
     };
-    let regions = size("k");
-    Blob {
-        revision: 1,
-        model: file["model"].as_str().unwrap().into(),
-        transform: Transform::new(geometry, layers, weights).unwrap(),
-        centroids: floats(&file["centroids"]),
-        tau: 0.1,
-        regions: (0..regions)
-            .map(|region| vec![format!("decode-{region}")])
-            .collect(),
-        fit: Fit {
-            quantiles: vec![vec![0.0; 7]; regions],
-            requests: size("n_fit") as u64,
-            rho: None,
-            seed: 1,
-            shares: vec![1.0 / regions as f64; regions],
-        },
-        source: None,
-    }
+    let transform = Transform::new(geometry, layers, weights).unwrap();
+    let workers: Vec<String> = (0..size("k"))
+        .map(|region| format!("decode-{region}"))
+        .collect();
+    let workers: Vec<&str> = workers.iter().map(String::as_str).collect();
+    blob(transform, floats(&file["centroids"]), &workers)
 }
 
 #[test]
@@ -71,7 +78,7 @@ fn similarities_and_decisions_equal_the_published_artifact() {
     ];
     let mut scratch = Scratch::default();
     for (cases, centroids) in files {
-        let blob = blob(centroids);
+        let blob = published(centroids);
         let geometry = blob.transform.geometry();
         // The file form keeps every bit of the numbers.
         let blob = Blob::from_bytes(&blob.to_bytes().unwrap()).unwrap();
@@ -130,7 +137,7 @@ fn similarities_and_decisions_equal_the_published_artifact() {
 
 #[test]
 fn what_is_missing_or_broken_becomes_a_reason() {
-    let tiny = blob(include_str!(
+    let tiny = published(include_str!(
         "../../tests/data/parity/h_fit_tiny_centroids.json"
     ));
     let names: Vec<String> = tiny.regions.concat();
@@ -200,7 +207,7 @@ fn what_is_missing_or_broken_becomes_a_reason() {
 
 #[test]
 fn a_blob_that_names_an_unknown_cluster_is_refused() {
-    let tiny = blob(include_str!(
+    let tiny = published(include_str!(
         "../../tests/data/parity/h_fit_tiny_centroids.json"
     ));
     let workers = ["decode-0", "decode-1", "decode-3"].map(str::to_owned);
@@ -216,7 +223,7 @@ fn a_blob_that_names_an_unknown_cluster_is_refused() {
 
 #[test]
 fn a_blob_of_gate_sums_is_refused_because_the_header_carries_counts() {
-    let mut tiny = blob(include_str!(
+    let mut tiny = published(include_str!(
         "../../tests/data/parity/h_fit_tiny_centroids.json"
     ));
     let names: Vec<String> = tiny.regions.concat();
@@ -245,22 +252,7 @@ fn every_kind_of_counts_is_compared_as_it_was_fitted() {
         let transform = Transform::new(geometry, vec![0], vec![1.0, 2.0, 1.0]).unwrap();
         let transform = transform.with_kind(kind);
         let expected = transform.apply(&counts)[0];
-        let blob = Blob {
-            revision: 1,
-            model: "m".into(),
-            transform,
-            centroids: vec![1.0, 0.0, 0.0],
-            tau: 0.1,
-            regions: vec![vec!["a".into()]],
-            fit: Fit {
-                quantiles: vec![vec![0.0; 7]],
-                requests: 1,
-                rho: None,
-                seed: 1,
-                shares: vec![1.0],
-            },
-            source: None,
-        };
+        let blob = blob(transform, vec![1.0, 0.0, 0.0], &["a"]);
         let map = Map::bind(blob, &["a".into()]).unwrap();
         let mut scratch = Scratch::default();
         let found = map
@@ -285,22 +277,7 @@ fn every_kind_of_counts_is_compared_as_it_was_fitted() {
 fn a_header_fits_where_every_part_of_it_is_good_and_every_selected_layer_there() {
     let geometry = Geometry::new(3, 4).unwrap();
     let transform = Transform::new(geometry, vec![1], vec![1.0; 4]).unwrap();
-    let blob = Blob {
-        revision: 1,
-        model: "m".into(),
-        transform,
-        centroids: vec![1.0, 0.0, 0.0, 0.0],
-        tau: 0.1,
-        regions: vec![vec!["a".into()]],
-        fit: Fit {
-            quantiles: vec![vec![0.0; 7]],
-            requests: 1,
-            rho: None,
-            seed: 1,
-            shares: vec![1.0],
-        },
-        source: None,
-    };
+    let blob = blob(transform, vec![1.0, 0.0, 0.0, 0.0], &["a"]);
     let map = Map::bind(blob, &["a".into()]).unwrap();
     let mut scratch = Scratch::default();
     let signature = |geometry: Geometry, layers: Vec<u16>| {
@@ -336,22 +313,8 @@ fn small_map(layers: Vec<u16>) -> Map {
     let mut centroids = vec![0.0; 2 * dimension];
     centroids[0] = 1.0;
     centroids[dimension + 1] = 1.0;
-    let blob = Blob {
-        revision: 1,
-        model: "m".into(),
-        transform: Transform::new(geometry, layers, vec![1.0; dimension]).unwrap(),
-        centroids,
-        tau: 0.1,
-        regions: vec![vec!["a".into()], vec!["b".into()]],
-        fit: Fit {
-            quantiles: vec![vec![0.0; 7]; 2],
-            requests: 1,
-            rho: None,
-            seed: 1,
-            shares: vec![0.5; 2],
-        },
-        source: None,
-    };
+    let transform = Transform::new(geometry, layers, vec![1.0; dimension]).unwrap();
+    let blob = blob(transform, centroids, &["a", "b"]);
     Map::bind(blob, &["a".into(), "b".into(), "c".into()]).unwrap()
 }
 
