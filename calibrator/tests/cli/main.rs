@@ -10,4 +10,5 @@ mod record;
 mod refit;
 mod report;
 mod serve;
+mod server;
 mod simulate;

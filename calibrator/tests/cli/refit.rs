@@ -1,4 +1,7 @@
-//! `eldr refit` and `eldr rollback`.
+//! `eldr refit` and `eldr rollback`, and `eldr serve --online`, which refits by itself.
+
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
 
 use eldr_core::blob::Blob;
 use insta::assert_snapshot;
@@ -6,6 +9,7 @@ use serde_json::Value;
 
 use crate::bench::{Bench, FIT, line, mask_hashes, trace};
 use crate::errors::transcript;
+use crate::server::Server;
 
 /// Revision 1 in `b.eldr`, and later traffic in `new.jsonl`.
 fn bench() -> Bench {
@@ -125,4 +129,60 @@ fn what_is_wrong_is_told_and_the_blob_stays() {
     );
     assert_snapshot!(told);
     assert_eq!(bench.blob("b.eldr"), before);
+}
+
+#[test]
+fn regions_follow_the_signatures_that_gateways_post() {
+    let bench = bench();
+    let online = "--online --window-s 1 --refit-every-s 1 --requests-per-region 2";
+    let server = Server::start(&bench, &format!("--blob b.eldr {online}"));
+    let header = |counts| {
+        let line: Value = serde_json::from_str(&line("a", counts, false)).unwrap();
+        line["prefill"].as_str().unwrap().to_owned()
+    };
+    let batch = [
+        header([2, 1, 2, 1]),
+        header([1, 4, 1, 2]),
+        header([1, 5, 1, 0]),
+        header([1, 3, 0, 2]),
+        "no signature".into(),
+        ":AQA=:;l=1;e=1".into(),
+    ]
+    .join("\n");
+    // Until the window has been full once; each batch is a moment of traffic.
+    let path = "/v1/blob/signatures";
+    let told = loop {
+        assert_eq!(server.post(path, &batch), 204);
+        match server.stderr.recv_timeout(Duration::from_millis(100)) {
+            Ok(told) => break told,
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => panic!("the server ended"),
+        }
+    };
+    assert!(told.starts_with("refitted: /v1/blob: to "), "{told}");
+    let told = server.told();
+    assert!(
+        told.starts_with("reloaded: /v1/blob: b.eldr, revision 2"),
+        "{told}"
+    );
+    assert_eq!(revision(&server.get("/v1/blob").body), 2);
+    assert_eq!(revision(&bench.blob("b.eldr.r1")), 1);
+    let metric = |name: &str| server.metric(&format!("eldr_serve_{name}{{path=\"/v1/blob\"}}"));
+    assert_eq!(metric("refits_total"), 1);
+    let (kept, refused) = (
+        metric("signatures_total"),
+        metric("signatures_refused_total"),
+    );
+    assert!(
+        kept >= 4 && kept == 2 * refused,
+        "{kept} kept, {refused} refused"
+    );
+    assert_eq!(server.get(path).status, 405, "signatures are posted");
+}
+
+#[test]
+fn without_online_nothing_takes_signatures() {
+    let bench = bench();
+    let server = Server::start(&bench, "--blob b.eldr");
+    assert_eq!(server.post("/v1/blob/signatures", "x"), 404);
 }
