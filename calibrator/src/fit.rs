@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::held_out::{self, HeldOut, Stream, Trial};
 use crate::kmeans::{self, Clustering, Vectors};
 use crate::layers::{self, Selection};
-use crate::regions::{self, Centroids};
+use crate::regions;
 use crate::requests::Requests;
 use parts::{Space, Vectorised};
 
@@ -280,9 +280,9 @@ fn choose_regions(
                 choice,
             });
         };
-        let centroids = Centroids {
-            dimension: vectors.dimension,
+        let centroids = Vectors {
             values: &clustering.centroids,
+            ..vectors.all()
         };
         let served_by = regions::lay_out(centroids, workers);
         let trial = held_out.measure(

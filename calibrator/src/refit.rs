@@ -49,10 +49,7 @@ pub fn refit(blob: &Blob, vectors: Vectors<'_>) -> Result<Refitted, Error> {
         ));
     }
     let revision = next_revision(blob)?;
-    let current = Vectors {
-        values: &blob.centroids,
-        ..vectors
-    };
+    let current = Vectors::centroids_of(blob);
     let mut drift = Drift::default();
     let fitted = kmeans::balanced(vectors, blob.centroids.clone(), |round| {
         // The first round looks at the centroids in use.

@@ -8,38 +8,13 @@
 use eldr_core::similarity::dot;
 
 use crate::assign::assign;
+use crate::kmeans::Vectors;
 
-/// Unit centroids, row-major `[region][dimension]`.
-#[derive(Clone, Copy, Debug)]
-pub struct Centroids<'a> {
-    /// Values per centroid, at least 1.
-    pub dimension: usize,
-    /// The values.
-    pub values: &'a [f32],
-}
-
-impl Centroids<'_> {
-    /// How many regions there are.
-    pub fn len(self) -> usize {
-        self.values.len() / self.dimension
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(self) -> bool {
-        self.values.is_empty()
-    }
-
-    fn similarity(self, a: usize, b: usize) -> f32 {
-        let row = |index: usize| &self.values[index * self.dimension..][..self.dimension];
-        dot(row(a), row(b))
-    }
-}
-
-/// The workers of each region, ascending, for workers that are all alike: places on the line.
+/// The workers of each region, given its unit centroid, ascending, for workers that are all alike: places on the line.
 ///
 /// # Panics
 /// If there is no worker.
-pub fn lay_out(centroids: Centroids<'_>, workers: usize) -> Vec<Vec<usize>> {
+pub fn lay_out(centroids: Vectors<'_>, workers: usize) -> Vec<Vec<usize>> {
     assert!(workers > 0, "regions need workers");
     let regions = centroids.len();
     let mut served_by = vec![Vec::new(); regions];
@@ -53,7 +28,7 @@ pub fn lay_out(centroids: Centroids<'_>, workers: usize) -> Vec<Vec<usize>> {
 
 /// The order of the regions along the line: each followed by the most similar one that is left. As they are where no worker has
 /// several regions.
-fn order(centroids: Centroids<'_>, workers: usize) -> Vec<usize> {
+fn order(centroids: Vectors<'_>, workers: usize) -> Vec<usize> {
     let mut left: Vec<usize> = (0..centroids.len()).collect();
     if workers.is_multiple_of(centroids.len().max(1)) {
         return left;
@@ -61,7 +36,7 @@ fn order(centroids: Centroids<'_>, workers: usize) -> Vec<usize> {
     let mut order = vec![left.remove(0)];
     while !left.is_empty() {
         let last = order[order.len() - 1];
-        let similarity = |place: usize| centroids.similarity(last, left[place]);
+        let similarity = |place: usize| dot(centroids.row(last), centroids.row(left[place]));
         let nearest = (0..left.len()).reduce(|best, place| {
             if similarity(place) > similarity(best) {
                 place
@@ -80,7 +55,7 @@ fn order(centroids: Centroids<'_>, workers: usize) -> Vec<usize> {
 /// # Panics
 /// If there is no worker, or not one list per region.
 pub fn reassign(
-    centroids: Centroids<'_>,
+    centroids: Vectors<'_>,
     before: &[Vec<String>],
     workers: &[String],
 ) -> Vec<Vec<String>> {
@@ -103,7 +78,7 @@ pub fn reassign(
                     if had == *region {
                         2.0
                     } else {
-                        centroids.similarity(had, *region)
+                        dot(centroids.row(had), centroids.row(*region))
                     }
                 });
                 similarities.fold(0.0f32, f32::max)

@@ -11,8 +11,9 @@ use super::BlobFacts;
 use super::fit::check_workers;
 use crate::blob_file;
 use crate::error::Error;
+use crate::kmeans::Vectors;
 use crate::output::OutputFile;
-use crate::regions::{self, Centroids};
+use crate::regions;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Example, one worker more than the blob was fitted for:
@@ -80,10 +81,7 @@ impl RemapArgs {
                 blob.revision
             );
         }
-        let centroids = Centroids {
-            dimension: blob.transform.dimension(),
-            values: &blob.centroids,
-        };
+        let centroids = Vectors::centroids_of(&blob);
         let after = regions::reassign(centroids, &blob.regions, &self.workers);
         let before = std::mem::replace(&mut blob.regions, after);
         blob.revision = revision;

@@ -6,7 +6,7 @@ use eldr_core::transform::Transform;
 
 use super::Options;
 use crate::kmeans::{Clustering, Vectors};
-use crate::regions::{self, Centroids};
+use crate::regions;
 
 /// The blob of a clustering of `vectors`.
 pub(super) fn blob(
@@ -16,9 +16,9 @@ pub(super) fn blob(
     rho: Option<f64>,
     options: &Options,
 ) -> Blob {
-    let centroids = Centroids {
-        dimension: vectors.dimension,
+    let centroids = Vectors {
         values: &clustering.centroids,
+        ..vectors
     };
     let (shares, quantiles) = shares_and_quantiles(vectors, &clustering, centroids.len());
     let worker = |index: usize| options.workers[index].clone();

@@ -1,5 +1,6 @@
 //! Vectors and the distances between them: nearly all the time of a round.
 
+use eldr_core::blob::Blob;
 use rayon::prelude::*;
 use wide::f32x4;
 
@@ -13,6 +14,14 @@ pub struct Vectors<'a> {
 }
 
 impl<'a> Vectors<'a> {
+    /// The centroids of a blob, row-major `[region][dimension]`.
+    pub fn centroids_of(blob: &'a Blob) -> Self {
+        Vectors {
+            dimension: blob.transform.dimension(),
+            values: &blob.centroids,
+        }
+    }
+
     /// How many vectors there are.
     pub fn len(&self) -> usize {
         self.values.len() / self.dimension

@@ -25,11 +25,7 @@ pub struct Drift {
 impl Drift {
     /// Of `vectors`, unit vectors in the space of the blob's transform. All zeros if there are none.
     pub fn of(blob: &Blob, vectors: Vectors<'_>) -> Self {
-        let centroids = Vectors {
-            values: &blob.centroids,
-            ..vectors
-        };
-        Drift::of_distances(blob, &vectors.distances(centroids))
+        Drift::of_distances(blob, &vectors.distances(Vectors::centroids_of(blob)))
     }
 
     /// Of cosine distances to the blob's centroids, row-major `[request][region]`.

@@ -12,8 +12,8 @@ fn circle(regions: usize) -> Vec<f32> {
         .collect()
 }
 
-fn of(values: &[f32]) -> Centroids<'_> {
-    Centroids {
+fn of(values: &[f32]) -> Vectors<'_> {
+    Vectors {
         dimension: 2,
         values,
     }
