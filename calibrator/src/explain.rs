@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
+use comfy_table::{CellAlignment, Table};
 use eldr_core::blob::Blob;
 use eldr_core::decide::{Decision, Draw, Policy, Reason, Rule, Worker};
 use eldr_core::route::{Map, Scratch, route};
@@ -10,6 +10,7 @@ use eldr_core::signature::Signature;
 use serde::Serialize;
 
 use crate::error::Error;
+use crate::table::table;
 
 /// The moment at which a request is decided.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -264,9 +265,7 @@ impl Explanation {
     }
 
     fn table(&self) -> Table {
-        let mut table = Table::new();
-        table.load_style(UTF8_FULL_CONDENSED);
-        table.set_header([
+        let mut table = table([
             "region",
             "similarity",
             "band",
@@ -316,7 +315,7 @@ impl Explanation {
         for worker in &self.spare {
             row("none".into(), None, "", worker, true);
         }
-        for column in [0, 1, 4].into_iter() {
+        for column in [0, 1, 4] {
             if let Some(column) = table.column_mut(column) {
                 column.set_cell_alignment(CellAlignment::Right);
             }

@@ -1,10 +1,12 @@
 //! What a blob says about itself, for people and machines.
 
-use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
+use comfy_table::Table;
 use eldr_core::blob::{Blob, QUANTILES};
 use eldr_core::similarity::dot;
 use eldr_core::transform::{SignatureKind, Transform};
 use serde::Serialize;
+
+use crate::table::{right_from, table};
 
 /// The facts of a verified blob.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -144,9 +146,7 @@ impl Summary {
 
     /// One line per region. Similarities are those of its own calibration requests.
     fn table(&self) -> Table {
-        let mut table = Table::new();
-        table.load_style(UTF8_FULL_CONDENSED);
-        table.set_header([
+        let mut table = table([
             "region", "workers", "share", "min", "p5", "median", "p95", "nearest",
         ]);
         for (index, region) in self.regions.iter().enumerate() {
@@ -167,10 +167,7 @@ impl Summary {
             });
             table.add_row(row);
         }
-        for column in table.column_iter_mut().skip(2) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        table
+        right_from(2, table)
     }
 }
 

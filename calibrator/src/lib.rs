@@ -1,5 +1,5 @@
-//! Everything the `eldr` command does, as a library: reads traces of expert counts, fits centroid
-//! blobs from them and inspects blobs.
+//! Everything the `eldr` command does, as a library: records and reads traces of expert counts, fits centroid blobs to them and lets
+//! the blobs follow the traffic, explains and simulates decisions, places experts, serves blobs, and writes Envoy configurations.
 
 pub mod assign;
 pub mod blob_file;
@@ -26,6 +26,7 @@ pub mod requests;
 pub mod serve;
 pub mod signatures;
 pub mod simulate;
+mod table;
 pub mod trace;
 pub mod weights;
 

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
+use comfy_table::Table;
 use eldr_core::signature::{Geometry, Signature};
 use serde::Serialize;
 
 use super::{Record, TraceError};
+use crate::table::{right_from, table};
 
 /// Most labels that are counted one by one.
 pub const LABELS_MAX: usize = 1000;
@@ -179,9 +180,7 @@ impl Facts {
             .skip(LABELS_SHOWN)
             .map(|(_, count)| **count)
             .sum();
-        let mut table = Table::new();
-        table.load_style(UTF8_FULL_CONDENSED);
-        table.set_header(["label", "records", "share"]);
+        let mut table = table(["label", "records", "share"]);
         let mut row = |label: &str, count: u64| {
             let share = 100.0 * count as f64 / self.records as f64;
             table.add_row([label, &count.to_string(), &format!("{share:.1} %")]);
@@ -193,10 +192,7 @@ impl Facts {
         if hidden + self.other_labels > 0 {
             row("others", hidden + self.other_labels);
         }
-        for column in table.column_iter_mut().skip(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        table
+        right_from(1, table)
     }
 }
 

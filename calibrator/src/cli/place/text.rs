@@ -1,9 +1,10 @@
 //! What a person reads of placements.
 
-use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
+use comfy_table::Table;
 
 use crate::place::usage::Counts;
 use crate::place::{Cost, Devices, Objective, Plan, Traffic, Usage};
+use crate::table;
 
 /// Fewer requests than this per cluster say little about its experts.
 const REQUESTS_FEW: usize = 30;
@@ -81,9 +82,7 @@ pub(super) fn text(
 }
 
 fn table(traffic: &Traffic, plans: &[Plan]) -> Table {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED);
-    table.set_header([
+    let mut table = table::table([
         "cluster",
         "requests",
         "distinct\ncontiguous",
@@ -102,8 +101,5 @@ fn table(traffic: &Traffic, plans: &[Plan]) -> Table {
         row.push(format!("{:.2} %", 100.0 * summary.gap));
         table.add_row(row);
     }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
+    table::right_from(1, table)
 }

@@ -2,11 +2,12 @@
 
 use std::ffi::OsString;
 
-use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
+use comfy_table::Table;
 
 use super::Report;
 use crate::simulate::Cluster;
 use crate::simulate::compare::{Against, ByMetric, Estimate, PolicyResult};
+use crate::table::{right_from, table};
 
 /// Columns of the values, and of the changes.
 const VALUES: [(&str, &str, usize); 7] = [
@@ -99,7 +100,7 @@ fn values(policies: &[PolicyResult]) -> Table {
         });
         table.add_row(std::iter::once(policy.policy.clone()).chain(cells));
     }
-    right(table)
+    right_from(1, table)
 }
 
 fn changes(policies: &[PolicyResult], of: impl Fn(&PolicyResult) -> &ByMetric<Against>) -> Table {
@@ -116,7 +117,7 @@ fn changes(policies: &[PolicyResult], of: impl Fn(&PolicyResult) -> &ByMetric<Ag
         });
         table.add_row(std::iter::once(policy.policy.clone()).chain(cells));
     }
-    right(table)
+    right_from(1, table)
 }
 
 fn percent(Estimate { mean, plus_minus }: Estimate) -> String {
@@ -139,20 +140,6 @@ fn best(policies: &[PolicyResult]) -> String {
         .map(|change| change.reference.as_str())
         .collect::<Vec<_>>()
         .join(", ")
-}
-
-fn table<'a>(header: impl Iterator<Item = &'a str>) -> Table {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED);
-    table.set_header(header);
-    table
-}
-
-fn right(mut table: Table) -> Table {
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
 }
 
 /// The command line that ran, for a shell.
