@@ -22,11 +22,12 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
-use indicatif::ProgressStyle;
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::blob_file;
 use crate::error::Error;
+use crate::output;
 
 /// Expert-locality routing: from recorded traffic to a gateway that knows which experts a request uses
 #[derive(Debug, Parser)]
@@ -194,6 +195,26 @@ impl BlobFacts {
         } = self;
         format!("blob     {blob}, {bytes} bytes\nsha256   {sha256}\n")
     }
+}
+
+/// Writes `what`, a file that appears whole or not at all.
+fn write(path: &Path, what: &str, bytes: &[u8]) -> Result<(), Error> {
+    output::write(path, bytes).map_err(|error| {
+        let hint = "check that the folder exists, may be written to and has space";
+        let file = path.display();
+        Error::new(format!("{file}: writing {what} failed: {error}"), hint)
+    })
+}
+
+/// A bar for the reading of traces, of which nobody knows how long they are.
+fn reading() -> ProgressBar {
+    let bar = ProgressBar::new_spinner().with_message("reading");
+    bar.with_style(style("{spinner} {msg}: {pos} requests"))
+}
+
+/// A bar for work of which it is known how much there is.
+fn working(total: u64) -> ProgressBar {
+    ProgressBar::new(total).with_style(style("{msg:>20} {wide_bar} {pos}/{len} {elapsed}"))
 }
 
 /// How a progress bar looks.

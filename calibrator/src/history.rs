@@ -3,14 +3,13 @@
 //! Before `task.eldr` of revision 7 is replaced, it is kept as `task.eldr.r7`.
 
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use eldr_core::blob::Blob;
 
 use crate::blob_file;
 use crate::error::Error;
-use crate::output::OutputFile;
+use crate::output;
 
 /// Replaces the blob file `path` by `next` and keeps what was there, and in all the `keep` latest of those kept.
 ///
@@ -65,12 +64,7 @@ fn beside(path: &Path, revision: u64) -> PathBuf {
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    OutputFile::create(path)
-        .and_then(|mut output| {
-            output.write_all(bytes)?;
-            output.commit()
-        })
-        .map_err(|error| failed(path, "writing the blob", &error))
+    output::write(path, bytes).map_err(|error| failed(path, "writing the blob", &error))
 }
 
 fn failed(path: &Path, doing: &str, error: &std::io::Error) -> Error {

@@ -49,6 +49,13 @@ impl OutputFile {
     }
 }
 
+/// Writes the file at `path`, which appears whole or not at all.
+pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut output = OutputFile::create(path)?;
+    output.write_all(bytes)?;
+    output.commit()
+}
+
 fn sibling(path: &Path, permissions: Option<fs::Permissions>) -> io::Result<NamedTempFile> {
     let mut prefix = OsString::from(".");
     prefix.push(path.file_name().unwrap_or_default());

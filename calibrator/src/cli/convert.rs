@@ -1,6 +1,5 @@
 //! `eldr convert`.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
@@ -11,7 +10,6 @@ use crate::blob_file;
 use crate::convert::centroids::{self, Imported, Missing};
 use crate::convert::{AccessLog, Calibration, Converted, GptOss, Mapping, SmallMoe};
 use crate::error::Error;
-use crate::output::OutputFile;
 use crate::trace::Writer;
 
 #[derive(Debug, Subcommand)]
@@ -274,7 +272,7 @@ impl ImportArgs {
         let bytes = blob
             .to_bytes()
             .map_err(|error| Error::in_file(&self.output, &error))?;
-        write(&self.output, "the blob", &bytes)?;
+        super::write(&self.output, "the blob", &bytes)?;
         if !exact {
             eprintln!(
                 "note: {} is not laid out as the artifact writes it; exported again, it will say the same in other bytes",
@@ -290,21 +288,8 @@ impl ExportArgs {
         let bytes = blob_file::read(&self.blob)?;
         let blob = blob_file::verify(&self.blob, &bytes)?;
         let text = centroids::export(&blob)?;
-        write(&self.output, "the centroids", text.as_bytes())?;
+        super::write(&self.output, "the centroids", text.as_bytes())?;
         let (file, regions) = (self.output.display(), blob.regions.len());
         Ok(format!("{file}: {regions} regions, {} bytes\n", text.len()))
     }
-}
-
-/// Writes a file that appears whole or not at all.
-fn write(path: &Path, what: &str, bytes: &[u8]) -> Result<(), Error> {
-    let written = OutputFile::create(path).and_then(|mut output| {
-        output.write_all(bytes)?;
-        output.commit()
-    });
-    written.map_err(|error| {
-        let hint = "check that the folder exists, may be written to and has space";
-        let file = path.display();
-        Error::new(format!("{file}: writing {what} failed: {error}"), hint)
-    })
 }

@@ -1,13 +1,12 @@
 //! `eldr envoy`.
 
-use std::io::Write as _;
 use std::path::PathBuf;
 
 use clap::Args;
 
 use crate::envoy;
 use crate::error::Error;
-use crate::output::OutputFile;
+use crate::output;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -71,11 +70,8 @@ impl EnvoyArgs {
             envoy::render(&topology)
         );
         let path = self.output.join("envoy.yaml");
-        let written = std::fs::create_dir_all(&self.output).and_then(|()| {
-            let mut file = OutputFile::create(&path)?;
-            file.write_all(text.as_bytes())?;
-            file.commit()
-        });
+        let written = std::fs::create_dir_all(&self.output)
+            .and_then(|()| output::write(&path, text.as_bytes()));
         let path = path.display();
         written.map_err(|error| {
             let hint = "check that the folder may be written to";

@@ -8,7 +8,6 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use eldr_core::blob::Blob;
 use eldr_core::transform::SignatureKind;
-use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::BlobFacts;
@@ -306,8 +305,7 @@ impl FitArgs {
     }
 
     fn read(&self, traces: &[PathBuf]) -> Result<Requests, Error> {
-        let bar = ProgressBar::new_spinner().with_message("reading");
-        bar.set_style(super::style("{spinner} {msg}: {pos} requests"));
+        let bar = super::reading();
         let requests = Requests::read_for(self.signature, traces, || bar.inc(1));
         bar.finish_and_clear();
         requests
@@ -326,8 +324,7 @@ impl FitArgs {
             ..Options::new(self.workers.clone())
         };
         let measure = held_out.map_or(Measure::Part, Measure::Against);
-        let bar = ProgressBar::new(0);
-        bar.set_style(super::style("{msg:>20} {wide_bar} {pos}/{len} {elapsed}"));
+        let bar = super::working(0);
         let fitted = fit::fit_measured(requests, measure, &options, |progress| {
             let (message, done, total) = match progress {
                 Progress::Layers { done, total } => ("choosing layers".into(), done, total),

@@ -3,17 +3,15 @@
 mod text;
 
 use std::collections::BTreeSet;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use eldr_core::blob::Blob;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::blob_file;
 use crate::error::Error;
-use crate::output::OutputFile;
+use crate::output;
 use crate::place::formats::{Format, Map};
 use crate::place::usage::Counts;
 use crate::place::{Cost, Devices, Objective, Plan, Traffic};
@@ -188,11 +186,7 @@ impl PlaceArgs {
     }
 
     fn read(&self, blob: &Blob) -> Result<Traffic, Error> {
-        let bar = ProgressBar::new_spinner().with_message("reading");
-        bar.set_style(
-            ProgressStyle::with_template("{spinner} {msg}: {pos} requests")
-                .unwrap_or_else(|_| ProgressStyle::default_spinner()),
-        );
+        let bar = super::reading();
         let traffic = Traffic::read(&self.traces, blob, self.top_k, || bar.inc(1));
         bar.finish_and_clear();
         traffic
@@ -240,7 +234,7 @@ impl PlaceArgs {
 }
 
 fn plan(traffic: &Traffic, devices: Devices, cost: Cost) -> Vec<Plan> {
-    let bar = ProgressBar::new(traffic.clusters.len() as u64).with_message("placing");
+    let bar = super::working(traffic.clusters.len() as u64).with_message("placing");
     let plans = traffic.clusters.iter().map(|usage| {
         let layers_total = traffic.geometry.layers;
         let plan = Plan::new(usage, &traffic.layers, layers_total, devices, cost);
@@ -287,11 +281,7 @@ fn file_name(cluster: &str) -> String {
 
 fn write_file(path: &Path, text: &str) -> Result<String, Error> {
     let name = path.display().to_string();
-    OutputFile::create(path)
-        .and_then(|mut file| {
-            file.write_all(text.as_bytes())?;
-            file.commit()
-        })
+    output::write(path, text.as_bytes())
         .map(|()| name.clone())
         .map_err(|error| {
             let hint = "check that the folder may be written to and has space";

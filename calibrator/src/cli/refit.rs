@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use clap::Args;
 use eldr_core::blob::Blob;
-use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::BlobFacts;
@@ -129,8 +128,7 @@ impl RefitArgs {
         let mut space = Space::of(blob);
         let mut values = Vec::new();
         let mut vector = Vec::new();
-        let bar = ProgressBar::new_spinner().with_message("reading");
-        bar.set_style(super::style("{spinner} {msg}: {pos} requests"));
+        let bar = super::reading();
         let row = blob.transform.dimension();
         let most = self.last.map_or(usize::MAX, |last| last as usize);
         for path in &self.traces {

@@ -1,10 +1,8 @@
 //! `eldr remap`.
 
-use std::io::Write as _;
 use std::path::PathBuf;
 
 use clap::Args;
-use comfy_table::{Table, presets::UTF8_FULL_CONDENSED};
 use serde::Serialize;
 
 use super::BlobFacts;
@@ -12,8 +10,8 @@ use super::fit::check_workers;
 use crate::blob_file;
 use crate::error::Error;
 use crate::kmeans::Vectors;
-use crate::output::OutputFile;
 use crate::regions;
+use crate::table::table;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Example, one worker more than the blob was fitted for:
@@ -88,18 +86,7 @@ impl RemapArgs {
         let bytes = blob
             .to_bytes()
             .map_err(|error| Error::in_file(&self.output, &error))?;
-        OutputFile::create(&self.output)
-            .and_then(|mut output| output.write_all(&bytes).map(|()| output))
-            .and_then(OutputFile::commit)
-            .map_err(|error| {
-                Error::new(
-                    format!(
-                        "{}: writing the blob failed: {error}",
-                        self.output.display()
-                    ),
-                    "check that the folder exists, may be written to and has space",
-                )
-            })?;
+        super::write(&self.output, "the blob", &bytes)?;
 
         let changes = before.into_iter().zip(blob.regions);
         let report = Report {
@@ -119,9 +106,7 @@ impl RemapArgs {
 
 impl Report {
     fn text(&self) -> String {
-        let mut table = Table::new();
-        table.load_style(UTF8_FULL_CONDENSED);
-        table.set_header(["region", "workers before", "now"]);
+        let mut table = table(["region", "workers before", "now"]);
         for (index, Change { before, after }) in self.regions.iter().enumerate() {
             table.add_row([index.to_string(), before.join(" "), after.join(" ")]);
         }

@@ -4,7 +4,6 @@ use std::io::Write as _;
 use std::path::PathBuf;
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::blob_file;
 use crate::error::Error;
@@ -88,11 +87,7 @@ impl ReportArgs {
             batch: self.batch,
         };
 
-        let bar = ProgressBar::new_spinner().with_message("reading");
-        bar.set_style(
-            ProgressStyle::with_template("{spinner} {msg}: {pos} requests")
-                .unwrap_or_else(|_| ProgressStyle::default_spinner()),
-        );
+        let bar = super::reading();
         let (mut observed, mut traffic) = (None, None);
         if !self.traces.is_empty() {
             let read = Observed::read(&self.traces, &blob, self.seed, || bar.inc(1));

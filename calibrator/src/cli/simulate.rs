@@ -162,9 +162,7 @@ impl SimulateArgs {
             rule,
             known: known.as_ref(),
         };
-        let bar =
-            ProgressBar::new((policies.len() * seeds.len()) as u64).with_message("simulating");
-        bar.set_style(super::style("{msg:>20} {wide_bar} {pos}/{len} {elapsed}"));
+        let bar = super::working((policies.len() * seeds.len()) as u64).with_message("simulating");
         let comparison = compare(setting, &policies, &seeds, || bar.inc(1));
         bar.finish_and_clear();
         let comparison = comparison?;
@@ -187,8 +185,7 @@ impl SimulateArgs {
     }
 
     fn read(&self) -> Result<Workload, Error> {
-        let bar = ProgressBar::new_spinner().with_message("reading");
-        bar.set_style(super::style("{spinner} {msg}: {pos} requests"));
+        let bar = super::reading();
         let replay = match self.replay {
             ReplayArg::Auto => Replay::Auto,
             ReplayArg::Exact => Replay::Exact,
