@@ -13,7 +13,7 @@ mod quality;
 
 use eldr_core::blob::Blob;
 
-pub(crate) use facts::{quantile, shares_and_quantiles};
+pub(crate) use facts::{MEDIAN, quantile, quantiles, shares_and_quantiles};
 pub use options::{Layers, Options, RESTARTS, Regions};
 pub use quality::{Choice, Quality};
 

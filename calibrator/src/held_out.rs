@@ -13,6 +13,7 @@ pub use balance::{BUSIEST_MAX, busiest};
 use crate::kmeans::Vectors;
 use crate::layers;
 use crate::rank::Spearman;
+use crate::trace::Phase;
 
 /// Fewest requests to measure on; fewer say nothing.
 pub const REQUESTS_MIN: usize = 12;
@@ -36,26 +37,6 @@ pub struct HeldOut {
     pub profiles_of: Phase,
     /// Seed of what is drawn.
     pub seed: u64,
-}
-
-/// Where expert counts were taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Phase {
-    /// Over the prompt.
-    Prefill,
-    /// Over the generated tokens.
-    Decode,
-}
-
-impl Phase {
-    /// The name in texts.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-        }
-    }
 }
 
 /// How regions do on held-out requests.

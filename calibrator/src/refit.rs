@@ -16,6 +16,7 @@ use crate::fit::shares_and_quantiles;
 use crate::kmeans::{self, Clustering, Vectors};
 
 pub use drift::Drift;
+pub(crate) use drift::moved;
 pub use window::{Limits, Window};
 
 /// A blob that follows recent requests.

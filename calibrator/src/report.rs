@@ -14,6 +14,7 @@ use eldr_core::blob::{Blob, QUANTILES};
 use eldr_core::similarity::dot;
 
 use crate::error::Error;
+use crate::fit::MEDIAN;
 use crate::inspect::Summary;
 use crate::place::{Cost, Devices, Traffic};
 use observe::{Observed, quantiles};
@@ -129,7 +130,7 @@ impl Report<'_> {
                     index.to_string(),
                     region.workers.join(" "),
                     percent(region.share),
-                    format!("{:.3}", region.similarity[3]),
+                    format!("{:.3}", region.similarity[MEDIAN]),
                     nearest.unwrap_or_else(|| "none".into()),
                 ];
                 if let Some(observed) = self.observed {

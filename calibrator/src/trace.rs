@@ -92,6 +92,26 @@ pub struct Prefix {
     pub tokens: u64,
 }
 
+/// Over which tokens of a request experts were counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Over the prompt, which predicts decode: where most requests have nothing better.
+    Prefill,
+    /// Over the generated tokens: what decode workers see.
+    Decode,
+}
+
+impl Phase {
+    /// The name, which is also the field of a trace.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+}
+
 /// File and line of a record; the default stands for a record that was not read from a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Location {

@@ -13,8 +13,8 @@ use crate::blob_file;
 use crate::error::Error;
 use crate::output;
 use crate::place::formats::{Format, Map};
-use crate::place::usage::Counts;
 use crate::place::{Cost, Devices, Objective, Plan, Traffic};
+use crate::trace::Phase;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
@@ -100,7 +100,7 @@ struct Report<'a> {
 struct Basis<'a> {
     blob_sha256: &'a str,
     model: &'a str,
-    counts: Counts,
+    counts: Phase,
     objective: Objective,
     batch: u32,
     #[serde(flatten)]

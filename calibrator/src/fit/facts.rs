@@ -65,10 +65,18 @@ pub(crate) fn shares_and_quantiles(
         .into_iter()
         .map(|mut own| {
             own.sort_unstable_by(f64::total_cmp);
-            QUANTILES.map(|q| quantile(&own, q)).to_vec()
+            quantiles(&own).to_vec()
         })
         .collect();
     (shares, quantiles)
+}
+
+/// Where [`QUANTILES`] has the median.
+pub(crate) const MEDIAN: usize = QUANTILES.len() / 2;
+
+/// Ascending values at [`QUANTILES`]; zeros of none.
+pub(crate) fn quantiles(ascending: &[f64]) -> [f64; QUANTILES.len()] {
+    QUANTILES.map(|q| quantile(ascending, q))
 }
 
 /// The quantile `q` of ascending values, linear between neighbours; 0 of none.
@@ -93,5 +101,6 @@ mod tests {
         assert_eq!(quantile(&[1.0, 2.0, 4.0], 1.0), 4.0);
         assert_eq!(quantile(&[3.0], 0.95), 3.0);
         assert_eq!(quantile(&[], 0.5), 0.0);
+        assert_eq!(QUANTILES[MEDIAN], 0.5);
     }
 }

@@ -6,10 +6,11 @@ use rand::seq::SliceRandom as _;
 
 use super::{HELD_OUT_PART, Layers, Measure, Options};
 use crate::error::Error;
-use crate::held_out::{self, HeldOut, Phase, Stream};
+use crate::held_out::{self, HeldOut, Stream};
 use crate::kmeans::Vectors;
 use crate::layers::{Profiles, Selection};
 use crate::requests::Requests;
+use crate::trace::Phase;
 
 /// Who is fitted to, and whose requests the fit is measured on.
 type Parts<'a> = (Vec<usize>, Option<(&'a Requests, Vec<usize>)>);

@@ -5,30 +5,9 @@ use std::path::Path;
 use eldr_core::blob::Blob;
 use eldr_core::signature::{Geometry, Signature};
 use eldr_core::similarity::dot;
-use serde::Serialize;
 
 use crate::error::Error;
-use crate::trace::{self, Record, TraceError};
-
-/// Which counts of the requests the usage is taken from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Counts {
-    /// Over the generated tokens: what decode clusters see.
-    Decode,
-    /// Over the prompt, which predicts decode: where most requests have nothing better.
-    Prefill,
-}
-
-impl Counts {
-    /// The name, which is also the field of the trace.
-    pub fn name(self) -> &'static str {
-        match self {
-            Counts::Decode => "decode",
-            Counts::Prefill => "prefill",
-        }
-    }
-}
+use crate::trace::{self, Phase, Record, TraceError};
 
 /// Expert usage of one decode cluster.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,7 +29,7 @@ pub struct Traffic {
     /// Layers and experts of the model.
     pub geometry: Geometry,
     /// Which counts were used.
-    pub counts: Counts,
+    pub counts: Phase,
     /// Layers that have counts, ascending.
     pub layers: Vec<u16>,
     /// Requests with a prefill signature.
@@ -65,7 +44,7 @@ pub struct Traffic {
 
 /// Sums of counts by region.
 struct Sums {
-    counts: Counts,
+    counts: Phase,
     layers: Vec<u16>,
     /// `[region][layer][expert]`
     experts: Vec<f64>,
@@ -93,8 +72,8 @@ impl Traffic {
         top_k: Option<u32>,
         mut on_record: impl FnMut(),
     ) -> Result<Self, Error> {
-        let mut decode = Sums::new(Counts::Decode, blob);
-        let mut prefill = Sums::new(Counts::Prefill, blob);
+        let mut decode = Sums::new(Phase::Decode, blob);
+        let mut prefill = Sums::new(Phase::Prefill, blob);
         let (mut requests, mut skipped) = (0, 0);
         let mut vector = Vec::new();
         for path in paths {
@@ -204,7 +183,7 @@ pub(crate) fn by_similarity(vector: &[f32], blob: &Blob) -> Vec<(usize, f32)> {
 }
 
 impl Sums {
-    fn new(counts: Counts, blob: &Blob) -> Self {
+    fn new(counts: Phase, blob: &Blob) -> Self {
         Sums {
             counts,
             layers: Vec::new(),
@@ -266,8 +245,8 @@ impl Sums {
             (None, Some(tokens)) => tokens as f64,
             (None, None) => {
                 let tokens = match self.counts {
-                    Counts::Decode => "decode_tokens",
-                    Counts::Prefill => "prompt_tokens",
+                    Phase::Decode => "decode_tokens",
+                    Phase::Prefill => "prompt_tokens",
                 };
                 let problem = format!("`{tokens}` does not say how many tokens it counts");
                 let hint = "give the number of experts that each token activates: --top-k 8";

@@ -3,7 +3,7 @@
 use eldr_core::blob::{Blob, QUANTILES};
 use serde::Serialize;
 
-use crate::fit::quantile;
+use crate::fit::{MEDIAN, quantiles};
 use crate::kmeans::Vectors;
 
 /// Traffic compared with the fit.
@@ -59,24 +59,24 @@ impl Drift {
             .map(|&own| own as f64 / requests as f64)
             .collect();
         let fitted = &blob.fit;
-        let differences = shares
-            .iter()
-            .zip(&fitted.shares)
-            .map(|(now, then)| (now - then).abs());
         let medians = fitted.quantiles.iter().map(|own| own[MEDIAN]);
         let median: f64 = medians
             .zip(&fitted.shares)
             .map(|(own, share)| own * share)
             .sum();
+        let similarity = quantiles(&similarities);
         Drift {
             requests,
-            moved: differences.sum::<f64>() / 2.0,
-            similarity_lost: median - quantile(&similarities, QUANTILES[MEDIAN]),
-            similarity: QUANTILES.map(|q| quantile(&similarities, q)).to_vec(),
+            moved: moved(&fitted.shares, &shares),
+            similarity_lost: median - similarity[MEDIAN],
+            similarity: similarity.to_vec(),
             shares,
         }
     }
 }
 
-/// Where [`QUANTILES`] has the median.
-const MEDIAN: usize = QUANTILES.len() / 2;
+/// How much of the traffic is in other regions than before: the total variation distance of the regions' shares, 0 to 1.
+pub(crate) fn moved(before: &[f64], now: &[f64]) -> f64 {
+    let differences = now.iter().zip(before).map(|(now, then)| (now - then).abs());
+    differences.sum::<f64>() / 2.0
+}

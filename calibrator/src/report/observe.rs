@@ -9,6 +9,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 use crate::error::Error;
+use crate::fit;
 use crate::layers::{self, Profiles, Selection};
 use crate::place::usage::{by_similarity, vector_of};
 use crate::trace;
@@ -37,9 +38,9 @@ pub struct Observed {
 #[derive(Clone, Debug, Default)]
 pub struct Region {
     /// Similarity to the region's centroid, ascending.
-    pub own: Vec<f32>,
+    pub own: Vec<f64>,
     /// Similarity to the centroid that is the next similar, ascending; empty if there is no other.
-    pub next: Vec<f32>,
+    pub next: Vec<f64>,
     /// How many requests have each label.
     labels: BTreeMap<String, usize>,
 }
@@ -119,8 +120,8 @@ impl Observed {
             ));
         }
         for region in &mut observed.regions {
-            region.own.sort_unstable_by(f32::total_cmp);
-            region.next.sort_unstable_by(f32::total_cmp);
+            region.own.sort_unstable_by(f64::total_cmp);
+            region.next.sort_unstable_by(f64::total_cmp);
         }
         Ok(observed)
     }
@@ -199,8 +200,9 @@ impl Observed {
 
 impl Region {
     fn add(&mut self, label: Option<&str>, similar: &[(usize, f32)]) {
-        self.own.push(similar[0].1);
-        self.next.extend(similar.get(1).map(|next| next.1));
+        self.own.push(similar[0].1.into());
+        self.next
+            .extend(similar.get(1).map(|next| f64::from(next.1)));
         let label = label.unwrap_or(OTHER);
         let known = self.labels.contains_key(label) || self.labels.len() < LABELS_MAX;
         let label = if known { label } else { OTHER };
@@ -223,15 +225,9 @@ impl Region {
     }
 }
 
-/// Ascending values at [`QUANTILES`], linear between neighbours; none of none.
-pub fn quantiles(ascending: &[f32]) -> Option<[f64; QUANTILES.len()]> {
-    let last = ascending.len().checked_sub(1)?;
-    Some(QUANTILES.map(|quantile| {
-        let at = quantile * last as f64;
-        let (below, above) = (at.floor() as usize, at.ceil() as usize);
-        let (low, high) = (f64::from(ascending[below]), f64::from(ascending[above]));
-        low + (high - low) * (at - below as f64)
-    }))
+/// Ascending values at [`QUANTILES`]; none of none.
+pub fn quantiles(ascending: &[f64]) -> Option<[f64; QUANTILES.len()]> {
+    (!ascending.is_empty()).then(|| fit::quantiles(ascending))
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@ use super::observe::{Observed, quantiles};
 use super::page::Page;
 use super::{Report, drawn, percent, plot};
 use crate::error::Error;
+use crate::fit::MEDIAN;
+use crate::refit::moved;
 
 impl Report<'_> {
     pub(super) fn balance(&self, page: &mut Page, observed: &Observed) -> Result<(), Error> {
@@ -12,12 +14,7 @@ impl Report<'_> {
         let regions = found.len() as f64;
         let svg = drawn(plot::bars(&[fitted.clone(), found.clone()], 1.0 / regions))?;
         page.figure(&svg, &["in the fit", "in the trace"], "Share of the requests whose most similar centroid is the region's; the line is an even share. A gateway evens out what is left by load.");
-        let distance: f64 = fitted
-            .iter()
-            .zip(&found)
-            .map(|(a, b)| (a - b).abs())
-            .sum::<f64>()
-            / 2.0;
+        let distance = moved(fitted, &found);
         let requests = observed.requests as f64;
         // Mean absolute deviation of a share, of the normal approximation.
         let chance =
@@ -32,8 +29,8 @@ impl Report<'_> {
         ));
         let rows: Vec<Vec<String>> = (0..found.len())
             .map(|index| {
-                let median = quantiles(&observed.regions[index].own).map(|values| values[3]);
-                let before = self.blob.fit.quantiles[index][3];
+                let median = quantiles(&observed.regions[index].own).map(|values| values[MEDIAN]);
+                let before = self.blob.fit.quantiles[index][MEDIAN];
                 vec![
                     index.to_string(),
                     percent(fitted[index]),

@@ -2,9 +2,9 @@
 
 use comfy_table::Table;
 
-use crate::place::usage::Counts;
 use crate::place::{Cost, Devices, Objective, Plan, Traffic, Usage};
 use crate::table;
+use crate::trace::Phase;
 
 /// Fewer requests than this per cluster say little about its experts.
 const REQUESTS_FEW: usize = 30;
@@ -15,16 +15,16 @@ pub(super) fn notes(traffic: &Traffic) {
         requests, counted, ..
     } = *traffic;
     match traffic.counts {
-        Counts::Prefill => eprintln!(
+        Phase::Prefill => eprintln!(
             "note: placed by `prefill` counts, as fewer than half of the {requests} requests have `decode` counts"
         ),
-        Counts::Decode if counted < requests => {
+        Phase::Decode if counted < requests => {
             eprintln!(
                 "note: {} of {requests} requests have no `decode` counts and are left out",
                 requests - counted
             );
         }
-        Counts::Decode => {}
+        Phase::Decode => {}
     }
     if traffic.layers.len() < traffic.geometry.layers {
         eprintln!(

@@ -1,5 +1,6 @@
 use super::*;
-use crate::held_out::{Alike, Phase};
+use crate::held_out::Alike;
+use crate::trace::Phase;
 
 fn trial(regions: usize, busiest: f64, in_region: f64) -> Trial {
     Trial {

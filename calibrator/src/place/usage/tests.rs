@@ -62,7 +62,7 @@ fn each_cluster_gets_the_usage_of_its_regions() {
         + &line([0, 3, 0, 3], &decode([2, 0, 1, 1], 2))
         + &line([2, 1, 0, 0], &decode([9, 0, 9, 0], 9));
     let traffic = read(&trace, None).unwrap();
-    assert_eq!((traffic.counts, traffic.requests), (Counts::Decode, 3));
+    assert_eq!((traffic.counts, traffic.requests), (Phase::Decode, 3));
     assert_eq!((traffic.counted, traffic.skipped), (3, 1));
     let [a, b] = &traffic.clusters[..] else {
         panic!("{traffic:?}");
@@ -91,10 +91,10 @@ fn prefill_counts_serve_where_most_requests_have_no_others() {
         &(decode([1, 0, 1, 0], 1) + r#","prompt_tokens":3"#),
     );
     let traffic = read(&(plain.clone() + &plain + &full), None).unwrap();
-    assert_eq!((traffic.counts, traffic.counted), (Counts::Prefill, 3));
+    assert_eq!((traffic.counts, traffic.counted), (Phase::Prefill, 3));
     assert_eq!(traffic.clusters[0].probabilities, [1.0, 0.0, 1.0, 0.0]);
     let traffic = read(&(plain + &full), None).unwrap();
-    assert_eq!((traffic.counts, traffic.counted), (Counts::Decode, 1));
+    assert_eq!((traffic.counts, traffic.counted), (Phase::Decode, 1));
 }
 
 #[test]
@@ -117,5 +117,5 @@ fn top_k_stands_in_for_the_number_of_tokens() {
 #[test]
 fn prompt_tokens_are_not_needed_beside_decode_counts() {
     let traffic = read(&line([3, 0, 3, 0], &decode([1, 0, 1, 0], 1)), None).unwrap();
-    assert_eq!(traffic.counts, Counts::Decode);
+    assert_eq!(traffic.counts, Phase::Decode);
 }
