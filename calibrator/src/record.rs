@@ -11,7 +11,6 @@ mod routing;
 use std::collections::VecDeque;
 use std::path::Path;
 
-use eldr_core::signature::Geometry;
 use tokio::task::JoinHandle;
 
 pub use client::Engine;
@@ -20,7 +19,6 @@ pub use resume::Existing;
 pub use routing::{NO_ROUTING, Routing};
 
 use crate::error::Error;
-use crate::trace::Record;
 use client::Answered;
 
 /// What is asked of the engine for every prompt.
@@ -114,13 +112,4 @@ pub async fn record(
             }
         }
     }
-}
-
-/// Layers and experts of the signatures of a record.
-fn geometry(record: &Record) -> Result<Option<Geometry>, Error> {
-    let signature = match record.prefill_signature()? {
-        Some(prefill) => Some(prefill),
-        None => record.decode_signature()?,
-    };
-    Ok(signature.map(|signature| signature.geometry()))
 }

@@ -29,7 +29,7 @@ mod writer;
 
 use std::sync::Arc;
 
-use eldr_core::signature::Signature;
+use eldr_core::signature::{Geometry, Signature};
 use eldr_core::transform::SignatureKind;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
@@ -132,6 +132,15 @@ impl Record {
         self.signature("decode", self.decode.as_deref())
     }
 
+    /// Layers and experts of the model, as its signatures say them; none without signatures.
+    pub fn geometry(&self) -> Result<Option<Geometry>, TraceError> {
+        let signature = match self.prefill_signature()? {
+            Some(prefill) => Some(prefill),
+            None => self.decode_signature()?,
+        };
+        Ok(signature.map(|signature| signature.geometry()))
+    }
+
     /// The gate sums that a gate `kind` of signature is made of, as many as `prefill` has counts; `None` for kinds of counts.
     ///
     /// # Errors
@@ -224,9 +233,7 @@ impl Record {
             ..Record::default()
         };
         let raw: Raw = serde_json::from_str(line).map_err(|error| {
-            // The parser was given one line, and calls it line 1.
-            let error = error.to_string().replace(" at line 1 column ", " at column ");
-            let problem = format!("{} is not a trace record: {error}", shorten(line));
+            let problem = format!("{} is not a trace record: {}", shorten(line), of_line(&error));
             let hint = r#"each line must be one JSON object, such as {"id":"r1","prefill":"…"}; of a log with other lines in it, keep those with: grep '^{'"#;
             TraceError::line(&empty.at, problem, hint)
         })?;
@@ -323,6 +330,12 @@ fn field<T: DeserializeOwned>(
                 })
         })
         .transpose()
+}
+
+/// What is wrong with the JSON of a line. The parser was given one line, and calls it line 1.
+pub(crate) fn of_line(error: &serde_json::Error) -> String {
+    let error = error.to_string();
+    error.replace(" at line 1 column ", " at column ")
 }
 
 /// A value as an error shows it: at most 48 characters.

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::error::Error;
-use crate::trace::{Lines, Location, Raw, Record, TraceError, Writer, shorten};
+use crate::trace::{Lines, Location, Raw, Record, TraceError, Writer, of_line, shorten};
 
 /// What can be taken from a log, and the key it is taken from where nothing else is said: those that
 /// `envoy/envoy.yaml` logs.
@@ -187,10 +187,11 @@ type Object<'a> = HashMap<String, &'a RawValue>;
 
 fn object<'a>(line: &'a str, at: &Location) -> Result<Object<'a>, TraceError> {
     serde_json::from_str(line).map_err(|error| {
-        let error = error
-            .to_string()
-            .replace(" at line 1 column ", " at column ");
-        let problem = format!("{} is not a JSON object: {error}", shorten(line));
+        let problem = format!(
+            "{} is not a JSON object: {}",
+            shorten(line),
+            of_line(&error)
+        );
         let hint = "the line may be cut off: copy the log again, or remove the line";
         TraceError::line(at, problem, hint)
     })

@@ -10,7 +10,9 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::error::Error;
-use crate::trace::{Lines, Location, Record, TopK, TraceError, Writer, decompressed, shorten};
+use crate::trace::{
+    Lines, Location, Record, TopK, TraceError, Writer, decompressed, of_line, shorten,
+};
 
 /// Recordings of the experts that GPT-OSS used while it generated, as they were published by
 /// GPT-OSS-MoE-ExpertFingerprinting and packed: JSON Lines with one request each, and beside them files of
@@ -58,10 +60,8 @@ impl GptOss<'_> {
         while let Some(line) = lines.next() {
             let (line, at) = line?;
             let request: Request = serde_json::from_str(line).map_err(|error| {
-                let error = error
-                    .to_string()
-                    .replace(" at line 1 column ", " at column ");
-                TraceError::line(&at, format!("{}: {error}", shorten(line)), HINT)
+                let problem = format!("{}: {}", shorten(line), of_line(&error));
+                TraceError::line(&at, problem, HINT)
             })?;
             output.write(&self.record(request, &at, &mut files)?)?;
             written += 1;

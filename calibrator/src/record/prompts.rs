@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::error::Error;
-use crate::trace::{Lines, TraceError, shorten};
+use crate::trace::{Lines, TraceError, of_line, shorten};
 
 /// A prompt to record.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,12 +80,7 @@ impl Iterator for Prompts {
         };
         let raw: Raw = match serde_json::from_str(line) {
             Ok(raw) => raw,
-            Err(error) => {
-                let error = error
-                    .to_string()
-                    .replace(" at line 1 column ", " at column ");
-                return failed(&error);
-            }
+            Err(error) => return failed(&of_line(&error)),
         };
         let ids = |prompt: &Value| {
             prompt

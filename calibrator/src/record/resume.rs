@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 use eldr_core::signature::Geometry;
 
-use super::geometry;
 use crate::error::Error;
 use crate::trace::{LINE_BYTES_MAX, Location, Record};
 
@@ -69,7 +68,7 @@ impl Existing {
                 let text = str::from_utf8(&line).unwrap_or("\u{fffd}");
                 let record = Record::parse(text.trim(), at.clone())?;
                 if first.is_none() {
-                    first = geometry(&record)?;
+                    first = record.geometry()?;
                 }
                 ids.insert(record.id);
             }
@@ -111,7 +110,7 @@ impl Existing {
     /// It is of another model than those before it, or cannot be written.
     pub fn append(&mut self, record: &Record) -> Result<(), Error> {
         let file = self.path.display();
-        let found = geometry(record)?;
+        let found = record.geometry()?;
         if let Some((found, before)) = found
             .zip(self.geometry)
             .filter(|(found, before)| found != before)

@@ -6,7 +6,7 @@ use jiff::civil::DateTime;
 use serde::Deserialize;
 
 use crate::error::Error;
-use crate::trace::{Lines, Location, TraceError, shorten};
+use crate::trace::{Lines, Location, TraceError, of_line, shorten};
 
 /// First line of Azure's LLM inference traces.
 const AZURE: &str = "TIMESTAMP,ContextTokens,GeneratedTokens";
@@ -109,9 +109,7 @@ fn of_azure(line: &str) -> Result<Row, String> {
 
 fn of_mooncake(line: &str) -> Result<Row, String> {
     let row: Mooncake = serde_json::from_str(line).map_err(|error| {
-        let error = error
-            .to_string()
-            .replace(" at line 1 column ", " at column ");
+        let error = of_line(&error);
         format!("{error} (of a CSV the first line must be {AZURE})")
     })?;
     if !row.timestamp.is_finite() {

@@ -123,12 +123,7 @@ impl Workload {
 
 /// Layers and experts that a record's signatures have.
 fn shape(record: &Record) -> Result<Geometry, Error> {
-    let signature = match record.prefill_signature()? {
-        Some(signature) => Some(signature),
-        None => record.decode_signature()?,
-    };
-    let signature = signature.map(|signature| signature.geometry());
-    signature.ok_or_else(|| {
+    record.geometry()?.ok_or_else(|| {
         let hint = "record the prefill signature of the request as well";
         record
             .invalid("prefill", "it is missing".into(), hint)
