@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use eldr_core::blob::BlobError;
+use eldr_core::route::BindError;
 
 use crate::trace::TraceError;
 
@@ -27,15 +28,26 @@ impl Error {
     /// What is wrong with the blob in `file`; the error's text may end in a hint of its own.
     pub(crate) fn in_file(file: &Path, error: &BlobError) -> Self {
         let text = format!("{}: {error}", file.display());
+        Error::with_own_hint(text, "make a new blob with `eldr fit`")
+    }
+
+    /// A failure whose text may end in a hint of its own; otherwise the hint is `hint`.
+    fn with_own_hint(text: String, hint: &str) -> Self {
         match text.split_once("\nhint: ") {
             Some((what, hint)) => Error::new(what, hint),
-            None => Error::new(text, "make a new blob with `eldr fit`"),
+            None => Error::new(text, hint),
         }
     }
 
     /// The next step, in one sentence.
     pub fn hint(&self) -> &str {
         &self.hint
+    }
+}
+
+impl From<BindError> for Error {
+    fn from(error: BindError) -> Self {
+        Error::with_own_hint(error.to_string(), "fit the blob again")
     }
 }
 

@@ -89,7 +89,7 @@ pub struct Candidate {
 /// for equal loads of equally similar regions and for policies that do not look.
 ///
 /// # Errors
-/// A cluster that is out is nowhere.
+/// A cluster that is out is nowhere; the blob compares what no header carries.
 pub fn explain(
     blob: &Blob,
     header: Option<&[u8]>,
@@ -115,8 +115,7 @@ pub fn explain(
             available: !situation.out.contains(name),
         })
         .collect();
-    let map = Map::bind(blob.clone(), &names)
-        .map_err(|error| Error::new(error.to_string(), "fit the blob again"))?;
+    let map = Map::bind(blob.clone(), &names)?;
     let draw = Draw {
         sequence: situation.draw,
         entropy: situation.draw,

@@ -125,7 +125,7 @@ impl RefitArgs {
     }
 
     fn read(&self, blob: &Blob) -> Result<Vec<f32>, Error> {
-        let mut space = Space::of(blob);
+        let mut space = Space::of(blob)?;
         let mut values = Vec::new();
         let mut vector = Vec::new();
         let bar = super::reading();

@@ -9,9 +9,11 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 
+use crate::blob_file;
 use crate::error::Error;
 use crate::refit::Limits;
 use crate::serve::{self, Change, Event, Online, Options, Outcome, Served, Source};
+use crate::signatures::Space;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -125,6 +127,12 @@ impl ServeArgs {
             poll: Duration::from_millis(self.poll_ms),
             online: self.online.then(|| self.online()),
         };
+        if self.online {
+            for (_, source) in &options.blobs {
+                let blob = blob_file::verify(source.path(), &source.served().bytes)?;
+                Space::of(&blob)?;
+            }
+        }
         let json = self.json;
         serve::run(options, move |event| match event {
             Event::Listening { address, blobs } => {

@@ -264,14 +264,7 @@ impl SimulateArgs {
                 "simulate with a blob of the model whose requests the trace has",
             ));
         }
-        let map = Map::bind(blob, workers).map_err(|error| {
-            let text = error.to_string();
-            let (what, hint) = text
-                .split_once("\nhint: ")
-                .unwrap_or((&text, "fit the blob again"));
-            Error::new(what, hint)
-        })?;
-        Ok(Known::new(map, workload))
+        Ok(Known::new(Map::bind(blob, workers)?, workload))
     }
 
     /// Those that are asked for, or all that the input allows.

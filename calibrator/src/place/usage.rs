@@ -4,10 +4,10 @@ use std::path::Path;
 
 use eldr_core::blob::Blob;
 use eldr_core::signature::{Geometry, Signature};
-use eldr_core::similarity::dot;
 
 use crate::error::Error;
-use crate::trace::{self, Phase, Record, TraceError};
+use crate::signatures::{check_geometry, each_request};
+use crate::trace::{Phase, Record, TraceError};
 
 /// Expert usage of one decode cluster.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,41 +70,21 @@ impl Traffic {
         paths: &[P],
         blob: &Blob,
         top_k: Option<u32>,
-        mut on_record: impl FnMut(),
+        on_record: impl FnMut(),
     ) -> Result<Self, Error> {
         let mut decode = Sums::new(Phase::Decode, blob);
         let mut prefill = Sums::new(Phase::Prefill, blob);
-        let (mut requests, mut skipped) = (0, 0);
-        let mut vector = Vec::new();
-        for path in paths {
-            for record in trace::read(path)? {
-                on_record();
-                let record = record?;
-                let Some(signature) = record.prefill_signature()? else {
-                    skipped += 1;
-                    continue;
-                };
-                if !vector_of(&record, &signature, blob, &mut vector)? {
-                    skipped += 1;
-                    continue;
-                }
-                let region = by_similarity(&vector, blob)[0].0;
-                requests += 1;
-                let tokens = signature.prompt_tokens().or(record.prompt_tokens);
-                prefill.add(&record, region, &signature, tokens, top_k);
-                if let Some(signature) = record.decode_signature()? {
-                    check_geometry(&record, "decode", &signature, blob)?;
-                    let tokens = record.decode_tokens;
-                    decode.add(&record, region, &signature, tokens, top_k);
-                }
+        let (requests, skipped) = each_request(paths, blob, on_record, |record, request| {
+            let (region, signature) = (request.similar[0].0, request.signature);
+            let tokens = signature.prompt_tokens().or(record.prompt_tokens);
+            prefill.add(record, region, &signature, tokens, top_k);
+            if let Some(signature) = record.decode_signature()? {
+                check_geometry(record, "decode", &signature, blob)?;
+                let tokens = record.decode_tokens;
+                decode.add(record, region, &signature, tokens, top_k);
             }
-        }
-        if requests == 0 {
-            return Err(Error::new(
-                format!("no signatures with a region: 0 of {skipped} records"),
-                "give a trace with the field `prefill`, of the traffic that the blob was fitted to",
-            ));
-        }
+            Ok(())
+        })?;
         let decoded: usize = decode.requests.iter().sum();
         let mut sums = if 2 * decoded >= requests {
             decode
@@ -124,62 +104,6 @@ impl Traffic {
             skipped,
         })
     }
-}
-
-fn check_geometry(
-    record: &Record,
-    field: &'static str,
-    signature: &Signature,
-    blob: &Blob,
-) -> Result<(), TraceError> {
-    let (found, expected) = (signature.geometry(), blob.transform.geometry());
-    if found == expected {
-        return Ok(());
-    }
-    let problem = format!("it has {found}, the blob has {expected}");
-    Err(record.invalid(
-        field,
-        problem,
-        "give the blob of the model that the trace is of",
-    ))
-}
-
-/// The unit vector by which the blob compares the record's prefill `signature`; false if it has no
-/// weight on the blob's layers, so that no region is near.
-///
-/// # Errors
-/// The signature is of another geometry, or lacks a layer that the blob compares.
-pub(crate) fn vector_of(
-    record: &Record,
-    signature: &Signature,
-    blob: &Blob,
-    vector: &mut Vec<f32>,
-) -> Result<bool, TraceError> {
-    check_geometry(record, "prefill", signature, blob)?;
-    let experts = signature.geometry().experts;
-    let mut counts = Vec::with_capacity(blob.transform.dimension());
-    for layer in blob.transform.layers() {
-        let Ok(row) = signature.layers().binary_search(layer) else {
-            let problem = format!("it has no row for layer {layer}, which the blob compares");
-            let hint = "record all layers, or those that `eldr inspect` shows of the blob";
-            return Err(record.invalid("prefill", problem, hint));
-        };
-        counts.extend_from_slice(&signature.counts()[row * experts..][..experts]);
-    }
-    blob.transform.apply_into(&counts, vector);
-    Ok(vector.iter().any(|&value| value != 0.0))
-}
-
-/// The regions by similarity of their centroids to `vector`, the most similar first; of equal ones the
-/// first.
-pub(crate) fn by_similarity(vector: &[f32], blob: &Blob) -> Vec<(usize, f32)> {
-    let mut regions: Vec<(usize, f32)> = blob
-        .rows()
-        .map(|row| dot(vector, row))
-        .enumerate()
-        .collect();
-    regions.sort_by(|a, b| b.1.total_cmp(&a.1));
-    regions
 }
 
 impl Sums {

@@ -11,8 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::error::Error;
 use crate::fit;
 use crate::layers::{self, Profiles, Selection};
-use crate::place::usage::{by_similarity, vector_of};
-use crate::trace;
+use crate::signatures::each_request;
 
 /// Most requests that are kept for the map and the layer selection.
 pub const SAMPLE_MAX: usize = 1000;
@@ -65,7 +64,7 @@ impl Observed {
         paths: &[P],
         blob: &Blob,
         seed: u64,
-        mut on_record: impl FnMut(),
+        on_record: impl FnMut(),
     ) -> Result<Self, Error> {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut observed = Observed {
@@ -74,51 +73,31 @@ impl Observed {
             regions: vec![Region::default(); blob.regions.len()],
             sample: Vec::new(),
         };
-        let mut vector = Vec::new();
-        for path in paths {
-            for record in trace::read(path)? {
-                on_record();
-                let record = record?;
-                let Some(prefill) = record.prefill_signature()? else {
-                    observed.skipped += 1;
-                    continue;
+        let (_, skipped) = each_request(paths, blob, on_record, |record, request| {
+            let similar = &request.similar;
+            let region = similar[0].0;
+            observed.regions[region].add(record.label.as_deref(), similar);
+            observed.requests += 1;
+            // Each request so far is in the sample with the same chance (reservoir sampling).
+            let place = match observed.requests {
+                few if few <= SAMPLE_MAX => few - 1,
+                many => rng.random_range(0..many),
+            };
+            if place < SAMPLE_MAX {
+                let request = Request {
+                    region,
+                    vector: request.vector.to_vec(),
+                    decode: record.decode_signature()?,
+                    prefill: request.signature,
                 };
-                if !vector_of(&record, &prefill, blob, &mut vector)? {
-                    observed.skipped += 1;
-                    continue;
-                }
-                let similar = by_similarity(&vector, blob);
-                let region = similar[0].0;
-                observed.regions[region].add(record.label.as_deref(), &similar);
-                observed.requests += 1;
-                // Each request so far is in the sample with the same chance (reservoir sampling).
-                let place = match observed.requests {
-                    few if few <= SAMPLE_MAX => few - 1,
-                    many => rng.random_range(0..many),
-                };
-                if place < SAMPLE_MAX {
-                    let request = Request {
-                        region,
-                        vector: vector.clone(),
-                        decode: record.decode_signature()?,
-                        prefill,
-                    };
-                    match observed.sample.get_mut(place) {
-                        Some(old) => *old = request,
-                        None => observed.sample.push(request),
-                    }
+                match observed.sample.get_mut(place) {
+                    Some(old) => *old = request,
+                    None => observed.sample.push(request),
                 }
             }
-        }
-        if observed.requests == 0 {
-            return Err(Error::new(
-                format!(
-                    "no signatures with a region: 0 of {} records",
-                    observed.skipped
-                ),
-                "give a trace with the field `prefill`, of the traffic that the blob was fitted to",
-            ));
-        }
+            Ok(())
+        })?;
+        observed.skipped = skipped;
         for region in &mut observed.regions {
             region.own.sort_unstable_by(f64::total_cmp);
             region.next.sort_unstable_by(f64::total_cmp);

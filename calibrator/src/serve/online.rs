@@ -125,8 +125,9 @@ impl Follower {
             .as_ref()
             .is_none_or(|state| state.sha256 != served.sha256)
         {
-            // It was verified when it was read.
+            // It was verified when it was read. One of gate sums has no signatures to follow.
             let blob = Blob::from_bytes(&served.bytes).ok()?;
+            let space = Space::of(&blob).ok()?;
             let kept = self
                 .state
                 .take()
@@ -137,7 +138,7 @@ impl Follower {
             };
             self.state = Some(Following {
                 sha256: served.sha256,
-                space: Space::of(&blob),
+                space,
                 window,
                 blob,
             });
@@ -146,15 +147,16 @@ impl Follower {
     }
 
     fn push(&mut self, now: f64, batch: &[u8], limits: Limits, metrics: &Metrics) {
+        let lines = batch
+            .split(|&byte| byte == b'\n')
+            .filter(|line| !line.is_empty());
         let Some(Following { space, window, .. }) = self.state(limits) else {
+            metrics.took(&self.path, 0, lines.count() as u64);
             return;
         };
         let mut vector = Vec::new();
         let (mut kept, mut refused) = (0, 0);
-        for line in batch
-            .split(|&byte| byte == b'\n')
-            .filter(|line| !line.is_empty())
-        {
+        for line in lines {
             match space.vector(line, &mut vector) {
                 Ok(()) => {
                     window.push(now, &vector);

@@ -274,6 +274,36 @@ fn requests_that_cannot_be_explained() {
 }
 
 #[test]
+fn blobs_of_gate_sums_compare_no_counts() {
+    let bench = Bench::new();
+    let gate = |line: String, sums: &str| {
+        line.replace(
+            "\"prefill\"",
+            &format!("\"gate_prob\":\"{sums}\",\"prefill\""),
+        )
+    };
+    let trace = [
+        gate(line("a", [3, 0, 2, 1], true), "AABAQAAAAD8AAABAAACAPw=="),
+        gate(line("b", [0, 4, 1, 2], true), "AAAAPwAAgEAAAIA/AAAAQA=="),
+    ];
+    let fitted = bench
+        .write("t.jsonl", trace.concat())
+        .eldr(&format!("{FIT} --signature gate-prob --regions 2"));
+    assert_eq!(fitted.code, 0, "{}", fitted.stderr);
+    assert_snapshot!(transcript(
+        &bench,
+        &[
+            "explain b.eldr --trace t.jsonl --id a",
+            "simulate t.jsonl --blob b.eldr --decode-tokens 1",
+            "place b.eldr t.jsonl --gpus 2",
+            "report b.eldr --trace t.jsonl -o report.html",
+            "refit b.eldr t.jsonl",
+            "serve --blob b.eldr --online --listen 127.0.0.1:0",
+        ],
+    ));
+}
+
+#[test]
 fn placements_that_cannot_be_made() {
     let bench = Bench::new();
     bench.write("t.jsonl", trace(true)).eldr(FIT).succeeded();
