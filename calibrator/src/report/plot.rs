@@ -1,8 +1,11 @@
 //! Plots as SVG text, in the stand-in colours of [`super::theme`].
 
 use std::error::Error;
+use std::ops::Range;
 
+use plotters::chart::{ChartContext, MeshStyle};
 use plotters::coord::Shift;
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
@@ -34,6 +37,34 @@ fn draw(height: u32, paint: impl FnOnce(&Area<'_>) -> Result<(), Box<dyn Error>>
     Ok(svg)
 }
 
+type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
+
+/// A chart with room for the labels of its axes.
+fn chart<'a, 'b>(
+    area: &'a Area<'b>,
+    x: Range<f64>,
+    y: Range<f64>,
+) -> Result<Chart<'a, 'b>, Box<dyn Error>> {
+    Ok(ChartBuilder::on(area)
+        .margin(10)
+        .x_label_area_size(44)
+        .y_label_area_size(60)
+        .build_cartesian_2d(x, y)?)
+}
+
+/// Axes and grid as in all charts, to be given labels and drawn.
+fn mesh<'a, 'b, 'c>(
+    chart: &'c mut Chart<'a, 'b>,
+) -> MeshStyle<'a, 'c, RangedCoordf64, RangedCoordf64, SVGBackend<'b>> {
+    let mut mesh = chart.configure_mesh();
+    mesh.light_line_style(TRANSPARENT)
+        .bold_line_style(GRID)
+        .axis_style(MUTED)
+        .label_style(style(MUTED, HPos::Center))
+        .axis_desc_style(style(MUTED, HPos::Center));
+    mesh
+}
+
 /// A point of the map, with the region whose colour it has.
 pub struct Point {
     /// Region.
@@ -50,18 +81,8 @@ pub fn map(requests: &[Point], centroids: &[Point], explained: [f64; 2]) -> Draw
         format!("{name} component, {:.0} % of the variance", 100.0 * share)
     };
     draw(560, |area| {
-        let mut chart = ChartBuilder::on(area)
-            .margin(10)
-            .x_label_area_size(44)
-            .y_label_area_size(60)
-            .build_cartesian_2d(x, y)?;
-        chart
-            .configure_mesh()
-            .light_line_style(TRANSPARENT)
-            .bold_line_style(GRID)
-            .axis_style(MUTED)
-            .label_style(style(MUTED, HPos::Center))
-            .axis_desc_style(style(MUTED, HPos::Center))
+        let mut chart = chart(area, x, y)?;
+        mesh(&mut chart)
             .x_label_formatter(&tenth)
             .y_label_formatter(&tenth)
             .x_desc(axis("first", explained[0]))
@@ -83,7 +104,7 @@ pub fn map(requests: &[Point], centroids: &[Point], explained: [f64; 2]) -> Draw
 }
 
 /// A little more than from the least to the greatest of `values`.
-fn range(values: impl Iterator<Item = f64>) -> std::ops::Range<f64> {
+fn range(values: impl Iterator<Item = f64>) -> Range<f64> {
     let (least, greatest) = values.fold(
         (f64::INFINITY, f64::NEG_INFINITY),
         |(least, greatest), value| (least.min(value), greatest.max(value)),
@@ -112,18 +133,8 @@ pub fn lines(series: &[Vec<(f64, f64)>], axes: [&str; 2], mark: Option<(f64, f64
     let x = range(all().map(|point| point.0));
     let y = range(all().map(|point| point.1));
     draw(340, |area| {
-        let mut chart = ChartBuilder::on(area)
-            .margin(10)
-            .x_label_area_size(44)
-            .y_label_area_size(60)
-            .build_cartesian_2d(x, y)?;
-        chart
-            .configure_mesh()
-            .light_line_style(TRANSPARENT)
-            .bold_line_style(GRID)
-            .axis_style(MUTED)
-            .label_style(style(MUTED, HPos::Center))
-            .axis_desc_style(style(MUTED, HPos::Center))
+        let mut chart = chart(area, x, y)?;
+        mesh(&mut chart)
             .x_label_formatter(&whole)
             .x_desc(axes[0])
             .y_desc(axes[1])
@@ -148,19 +159,9 @@ pub fn bars(series: &[Vec<f64>], even: f64) -> Drawn {
     let regions = series.first().map_or(0, Vec::len);
     let most = series.iter().flatten().copied().fold(even, f64::max);
     draw(300, |area| {
-        let mut chart = ChartBuilder::on(area)
-            .margin(10)
-            .x_label_area_size(44)
-            .y_label_area_size(60)
-            .build_cartesian_2d(-0.5..regions as f64 - 0.5, 0.0..1.08 * most)?;
-        chart
-            .configure_mesh()
+        let mut chart = chart(area, -0.5..regions as f64 - 0.5, 0.0..1.08 * most)?;
+        mesh(&mut chart)
             .disable_x_mesh()
-            .light_line_style(TRANSPARENT)
-            .bold_line_style(GRID)
-            .axis_style(MUTED)
-            .label_style(style(MUTED, HPos::Center))
-            .axis_desc_style(style(MUTED, HPos::Center))
             .x_labels(regions.min(24))
             .x_label_formatter(&whole)
             .y_label_formatter(&|y| format!("{:.0} %", 100.0 * y))
