@@ -277,10 +277,8 @@ fn requests_that_cannot_be_explained() {
 fn blobs_of_gate_sums_compare_no_counts() {
     let bench = Bench::new();
     let gate = |line: String, sums: &str| {
-        line.replace(
-            "\"prefill\"",
-            &format!("\"gate_prob\":\"{sums}\",\"prefill\""),
-        )
+        let more = format!(r#""prompt_tokens":8,"decode_tokens":8,"gate_prob":"{sums}","#);
+        line.replace("\"prefill\"", &format!("{more}\"prefill\""))
     };
     let trace = [
         gate(line("a", [3, 0, 2, 1], true), "AABAQAAAAD8AAABAAACAPw=="),
