@@ -10,6 +10,7 @@ use eldr_core::signature::Signature;
 use serde::Serialize;
 
 use crate::error::Error;
+use crate::regions;
 use crate::table::table;
 
 /// The moment at which a request is decided.
@@ -96,8 +97,9 @@ pub fn explain(
     rule: &Rule,
     situation: &Situation,
 ) -> Result<Explanation, Error> {
-    let mut names: Vec<String> = Vec::new();
-    for name in blob.regions.iter().flatten().chain(situation.loads.keys()) {
+    let mut names = regions::workers(&blob.regions);
+    let served = names.len();
+    for name in situation.loads.keys() {
         if !names.contains(name) {
             names.push(name.clone());
         }
@@ -160,9 +162,6 @@ pub fn explain(
         }
     });
     let regions: Vec<Region> = regions.collect();
-    let spare = names
-        .iter()
-        .filter(|name| !blob.regions.iter().flatten().any(|known| known == *name));
     let widened = decision
         .region
         .and_then(|region| regions.get(region.0))
@@ -178,7 +177,7 @@ pub fn explain(
             .filter(|load| load.is_finite()),
         problem: problem(header, blob),
         why: why(rule, &decision, &worker, widened),
-        spare: spare.map(candidate).collect(),
+        spare: names[served..].iter().map(candidate).collect(),
         regions,
         worker,
         reason: decision.reason.name(),

@@ -26,12 +26,14 @@ pub use plan::Plan;
 pub use usage::{Traffic, Usage};
 
 /// What is to be small on the busiest GPU, per layer and decode step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Objective {
     /// Distinct experts that the step activates, whose weights must be read: Σ 1−(1−p)^B.
+    #[value(help = "Distinct experts, whose weights must be read")]
     Distinct,
     /// Tokens that are routed to experts: Σ p·B.
+    #[value(help = "Routed tokens")]
     Tokens,
 }
 

@@ -10,6 +10,17 @@ use eldr_core::similarity::dot;
 use crate::assign::assign;
 use crate::kmeans::Vectors;
 
+/// Every worker once, in the order in which the regions, which `served_by` lists the workers of, name them.
+pub fn workers(served_by: &[Vec<String>]) -> Vec<String> {
+    let mut workers: Vec<String> = Vec::new();
+    for name in served_by.iter().flatten() {
+        if !workers.contains(name) {
+            workers.push(name.clone());
+        }
+    }
+    workers
+}
+
 /// The workers of each region, given its unit centroid, ascending, for workers that are all alike: places on the line.
 ///
 /// # Panics

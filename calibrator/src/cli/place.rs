@@ -5,7 +5,7 @@ mod text;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use eldr_core::blob::Blob;
 use serde::Serialize;
 
@@ -52,8 +52,8 @@ pub(super) struct PlaceArgs {
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     groups: Option<u16>,
     /// What is to be small on the busiest GPU
-    #[arg(long, value_enum, default_value_t = ObjectiveArg::Distinct)]
-    objective: ObjectiveArg,
+    #[arg(long, value_enum, default_value_t = Objective::Distinct)]
+    objective: Objective,
     /// Requests that a decode cluster runs at a time
     #[arg(long, default_value_t = 32, value_name = "B", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     batch: u32,
@@ -73,14 +73,6 @@ pub(super) struct PlaceArgs {
     /// Print one JSON object instead of text, every layer included
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ObjectiveArg {
-    /// Distinct experts, whose weights must be read
-    Distinct,
-    /// Routed tokens
-    Tokens,
 }
 
 /// What `--json` prints.
@@ -145,10 +137,7 @@ impl PlaceArgs {
         }
         .check()?;
         let cost = Cost {
-            objective: match self.objective {
-                ObjectiveArg::Distinct => Objective::Distinct,
-                ObjectiveArg::Tokens => Objective::Tokens,
-            },
+            objective: self.objective,
             batch: self.batch,
         };
         let traffic = self.read(&blob)?;

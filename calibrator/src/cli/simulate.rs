@@ -17,6 +17,7 @@ use super::explain::{Factor, factor};
 use crate::blob_file;
 use crate::error::Error;
 use crate::fit;
+use crate::regions;
 use crate::requests::Requests;
 use crate::simulate::compare::{Comparison, Setting, compare};
 use crate::simulate::policy::{Known, PolicyKind, PolicySpec};
@@ -68,8 +69,8 @@ pub(super) struct SimulateArgs {
     #[command(flatten)]
     arrivals: ArrivalOptions,
     /// How distinct experts are found
-    #[arg(long, value_enum, default_value_t = ReplayArg::Auto)]
-    replay: ReplayArg,
+    #[arg(long, value_enum, default_value_t = Replay::Auto)]
+    replay: Replay,
     /// Placebo: exchange signatures between requests at random
     #[arg(long)]
     permute_signatures: bool,
@@ -82,16 +83,6 @@ pub(super) struct SimulateArgs {
     /// Print one JSON object instead of text, every run included
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum ReplayArg {
-    /// Counted where every request has `decode_topk`, else expected
-    Auto,
-    /// Counted
-    Exact,
-    /// Expected from each request's counts
-    Expected,
 }
 
 /// What was compared, beside the results.
@@ -186,12 +177,7 @@ impl SimulateArgs {
 
     fn read(&self) -> Result<Workload, Error> {
         let bar = super::reading();
-        let replay = match self.replay {
-            ReplayArg::Auto => Replay::Auto,
-            ReplayArg::Exact => Replay::Exact,
-            ReplayArg::Expected => Replay::Expected,
-        };
-        let workload = Workload::read(&self.traces, replay, || bar.inc(1));
+        let workload = Workload::read(&self.traces, self.replay, || bar.inc(1));
         bar.finish_and_clear();
         workload
     }
@@ -231,12 +217,7 @@ impl SimulateArgs {
         let (Some(blob), Some(path)) = (blob, &self.blob) else {
             return Ok(names(self.cluster.decode_workers()));
         };
-        let mut workers: Vec<String> = Vec::new();
-        for name in blob.regions.iter().flatten() {
-            if !workers.contains(name) {
-                workers.push(name.clone());
-            }
-        }
+        let mut workers = regions::workers(&blob.regions);
         let asked = self.cluster.decode.map_or(workers.len(), usize::from);
         if asked < workers.len() {
             return Err(Error::new(

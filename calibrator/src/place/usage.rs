@@ -6,6 +6,7 @@ use eldr_core::blob::Blob;
 use eldr_core::signature::{Geometry, Signature};
 
 use crate::error::Error;
+use crate::regions;
 use crate::signatures::{check_geometry, each_request};
 use crate::trace::{Phase, Record, TraceError};
 
@@ -188,26 +189,23 @@ impl Sums {
 
     /// A region's requests are shared by the clusters that serve it.
     fn clusters(&self, blob: &Blob) -> Vec<Usage> {
-        let mut names: Vec<&String> = Vec::new();
-        for name in blob.regions.iter().flatten() {
-            if !names.contains(&name) {
-                names.push(name);
-            }
-        }
         let all: Vec<usize> = (0..blob.regions.len()).collect();
-        let usage = |name: &String| {
-            let serves = |&region: &usize| blob.regions[region].contains(name);
+        let usage = |cluster: String| {
+            let serves = |&region: &usize| blob.regions[region].contains(&cluster);
             let regions: Vec<usize> = all.iter().copied().filter(serves).collect();
             let requests = regions.iter().map(|&region| self.requests[region]).sum();
             let of = if requests == 0 { &all } else { &regions };
             Usage {
-                cluster: name.clone(),
+                cluster,
                 probabilities: self.probabilities(of, blob),
                 requests,
                 regions,
             }
         };
-        names.into_iter().map(usage).collect()
+        regions::workers(&blob.regions)
+            .into_iter()
+            .map(usage)
+            .collect()
     }
 
     fn probabilities(&self, regions: &[usize], blob: &Blob) -> Vec<f64> {

@@ -11,14 +11,16 @@ use crate::error::Error;
 use crate::trace::{self, Record};
 
 /// How distinct experts of a decode step are found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Replay {
-    /// Counted where every request has `decode_topk`, else expected.
+    /// Counted where every request has `decode_topk`, else expected
     #[default]
     Auto,
     /// Counted; every request must have `decode_topk`.
+    #[value(help = "Counted")]
     Exact,
     /// Expected from each request's decode counts, or its prefill counts where it has none.
+    #[value(help = "Expected from each request's counts")]
     Expected,
 }
 
