@@ -27,6 +27,8 @@ pub mod serve;
 pub mod signatures;
 pub mod simulate;
 mod table;
+#[cfg(test)]
+mod testing;
 pub mod trace;
 pub mod weights;
 

@@ -1,33 +1,16 @@
-use eldr_core::blob::Fit;
 use eldr_core::decide::Tie;
 use eldr_core::signature::{Encoding, Geometry};
-use eldr_core::transform::Transform;
 use proptest::prelude::*;
 
 use super::*;
+use crate::testing;
 
 /// Regions on the axes of two experts and between them; b serves two, c is a region's second worker.
 fn blob() -> Blob {
-    let geometry = Geometry::new(1, 2).unwrap();
     let half = 0.5f32.sqrt();
-    Blob {
-        revision: 1,
-        model: "m".into(),
-        transform: Transform::new(geometry, vec![0], vec![1.0, 1.0]).unwrap(),
-        centroids: vec![1.0, 0.0, half, half, 0.0, 1.0],
-        tau: 0.1,
-        regions: [&["a"][..], &["b"], &["b", "c"]]
-            .map(|names| names.iter().map(|name| (*name).to_owned()).collect())
-            .to_vec(),
-        fit: Fit {
-            quantiles: vec![vec![0.5; 7]; 3],
-            requests: 3,
-            rho: None,
-            seed: 1,
-            shares: vec![0.3; 3],
-        },
-        source: None,
-    }
+    let centroids = vec![1.0, 0.0, half, half, 0.0, 1.0];
+    let geometry = Geometry::new(1, 2).unwrap();
+    testing::blob(geometry, 0, centroids, &[&["a"], &["b"], &["b", "c"]])
 }
 
 fn header(counts: [u16; 2]) -> String {
@@ -145,20 +128,20 @@ fn a_cluster_that_is_nowhere_cannot_be_out() {
 }
 
 /// The rule once more, slow and obvious, from what the explanation shows.
-fn told(found: &Explanation, tie: Tie) -> Option<String> {
+fn told<'a>(found: &'a Explanation, tie: Tie) -> Option<String> {
     let able = |worker: &Candidate| !worker.out && !worker.capped;
+    let able_of = |regions: &mut dyn Iterator<Item = &'a Region>| -> Vec<(&'a Candidate, f32)> {
+        let of = |region: &'a Region| {
+            let workers = region.workers.iter();
+            workers.map(|worker| (worker, region.similarity.unwrap()))
+        };
+        let all = regions.flat_map(of);
+        all.filter(|(worker, _)| able(worker)).collect()
+    };
     let mut similar: Vec<&Region> = found.regions.iter().collect();
     similar.sort_by(|a, b| b.similarity.unwrap().total_cmp(&a.similarity.unwrap()));
     let in_band = similar.iter().filter(|region| region.in_band);
-    let mut candidates: Vec<(&Candidate, f32)> = in_band
-        .flat_map(|region| {
-            region
-                .workers
-                .iter()
-                .map(|worker| (worker, region.similarity.unwrap()))
-        })
-        .filter(|(worker, _)| able(worker))
-        .collect();
+    let mut candidates = able_of(&mut in_band.copied());
     if candidates.is_empty() {
         let next = similar.iter().filter(|region| !region.in_band);
         let next = next
@@ -167,15 +150,7 @@ fn told(found: &Explanation, tie: Tie) -> Option<String> {
         let equal = similar
             .iter()
             .filter(|region| !region.in_band && region.similarity == next.similarity);
-        candidates = equal
-            .flat_map(|region| {
-                region
-                    .workers
-                    .iter()
-                    .map(|worker| (worker, region.similarity.unwrap()))
-            })
-            .filter(|(worker, _)| able(worker))
-            .collect();
+        candidates = able_of(&mut equal.copied());
     }
     let best = candidates.into_iter().min_by(|(a, x), (b, y)| {
         let by_similarity = match tie {

@@ -1,9 +1,9 @@
 use eldr_core::blob::Fit;
 use eldr_core::signature::Geometry;
-use eldr_core::transform::Transform;
 use proptest::prelude::*;
 
 use super::*;
+use crate::testing;
 
 /// Two regions, for requests that use the one or the other of two experts.
 fn blob() -> Blob {
@@ -11,21 +11,16 @@ fn blob() -> Blob {
         layers: 1,
         experts: 2,
     };
+    let blob = testing::blob(geometry, 0, vec![1.0, 0.0, 0.0, 1.0], &[&["a"], &["b"]]);
     Blob {
         revision: 4,
-        model: "m".into(),
-        transform: Transform::new(geometry, vec![0], vec![1.0, 1.0]).unwrap(),
-        centroids: vec![1.0, 0.0, 0.0, 1.0],
-        tau: 0.1,
-        regions: vec![vec!["a".into()], vec!["b".into()]],
         fit: Fit {
             quantiles: vec![vec![1.0; 7]; 2],
-            requests: 2,
             rho: Some(0.5),
-            seed: 1,
-            shares: vec![0.5, 0.5],
+            ..blob.fit
         },
         source: Some("of before".into()),
+        ..blob
     }
 }
 

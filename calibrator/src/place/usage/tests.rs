@@ -1,9 +1,8 @@
-use eldr_core::blob::Fit;
 use eldr_core::signature::Encoding;
-use eldr_core::transform::Transform;
 use tempfile::TempDir;
 
 use super::*;
+use crate::testing;
 
 /// Two regions, told apart by layer 1 of two layers with two experts: region 0 is served by `a` and
 /// `b`, region 1 by `b`.
@@ -12,22 +11,8 @@ fn blob() -> Blob {
         layers: 2,
         experts: 2,
     };
-    Blob {
-        revision: 1,
-        model: "m".into(),
-        transform: Transform::new(geometry, vec![1], vec![1.0, 1.0]).unwrap(),
-        centroids: vec![1.0, 0.0, 0.0, 1.0],
-        tau: 0.1,
-        regions: vec![vec!["a".into(), "b".into()], vec!["b".into()]],
-        source: None,
-        fit: Fit {
-            quantiles: vec![vec![0.5; 7]; 2],
-            requests: 2,
-            rho: None,
-            seed: 1,
-            shares: vec![0.5, 0.5],
-        },
-    }
+    let centroids = vec![1.0, 0.0, 0.0, 1.0];
+    testing::blob(geometry, 1, centroids, &[&["a", "b"], &["b"]])
 }
 
 /// A signature of two layers with two experts.
