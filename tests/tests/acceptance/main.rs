@@ -2,6 +2,7 @@
 
 mod blobs;
 mod bodies;
+mod busy;
 mod bypass;
 mod configuration;
 mod decisions;

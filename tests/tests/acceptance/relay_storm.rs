@@ -7,17 +7,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use eldr_tests::client::raw;
-use eldr_tests::upstream::Exchange;
-use eldr_tests::{
-    Answer, Gateway, KV_TRANSFER_PARAMS, Options, PATIENCE, Upstream, blob, eventually,
-};
-use rand::{RngExt, SeedableRng};
+use eldr_tests::upstream::Received;
+use eldr_tests::{Answer, Gateway, KV_TRANSFER_PARAMS, Options, PATIENCE, blob, eventually};
+use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
+
+use crate::busy::{outcomes, rng, up_to, while_they_work};
 
 const SEED: u64 = 21;
 /// At a time.
@@ -26,22 +26,10 @@ const COORDINATORS: u64 = 32;
 const REQUESTS: u64 = 40;
 /// Ids that all coordinators use now and then.
 const SHARED_IDS: u64 = 6;
-/// Longest that a worker takes for an answer or the next piece of it.
-const WORK: Duration = Duration::from_millis(8);
 /// Longest that coordinators stay who leave before the end.
 const STAY: Duration = Duration::from_millis(40);
 const WORKERS: usize = 3;
 const TRAP: &[u8] = b"GET / HTTP/1.1\r\nhost: gateway\r\nconnection: close\r\nx-test: trap\r\nx-eldr-trap-for-tests: 1\r\n\r\n";
-
-fn rng(stream: u64) -> ChaCha8Rng {
-    let mut rng = ChaCha8Rng::seed_from_u64(SEED);
-    rng.set_stream(stream);
-    rng
-}
-
-fn up_to(longest: Duration, rng: &mut ChaCha8Rng) -> Duration {
-    longest.mul_f64(rng.random_range(0.0..1.0))
-}
 
 /// Sends one leg of a request, and perhaps leaves before its answer has ended. False if the gateway broke it off.
 async fn leg(gateway: SocketAddr, id: &str, region: usize, wants: &str, stays: Duration) -> bool {
@@ -63,7 +51,7 @@ async fn leg(gateway: SocketAddr, id: &str, region: usize, wants: &str, stays: D
 
 /// Both legs of a coordinator's requests, most of them under an id of their own.
 async fn coordinate(gateway: SocketAddr, number: u64, done: Arc<AtomicU64>) {
-    let mut rng = rng(number);
+    let mut rng = rng(SEED, number);
     for request in 0..REQUESTS {
         let region = rng.random_range(0..WORKERS);
         let id = match rng.random_range(0..5) {
@@ -81,40 +69,11 @@ async fn coordinate(gateway: SocketAddr, number: u64, done: Arc<AtomicU64>) {
     }
 }
 
-/// Prefill workers sign with the region that the prompt names.
-async fn prefills(worker: &mut Upstream) {
-    let mut rng = rng(1 << 32);
-    loop {
-        let exchange = worker.next().await;
-        let takes = up_to(WORK, &mut rng);
-        let region = exchange.request.json()["prompt"].as_str().map(str::parse);
-        let region = region.and_then(Result::ok).expect("a region");
-        let signature = blob::signature_of(region, WORKERS);
-        tokio::spawn(async move {
-            sleep(takes).await;
-            exchange.answer(Answer::prefill(KV_TRANSFER_PARAMS, Some(&signature)));
-        });
-    }
-}
-
-async fn decodes(worker: &mut Upstream, number: u64) {
-    let mut rng = rng((1 << 33) + number);
-    loop {
-        let exchange = worker.next().await;
-        let pauses = [(); 4].map(|()| up_to(WORK, &mut rng));
-        tokio::spawn(decode(exchange, pauses));
-    }
-}
-
-async fn decode(exchange: Exchange, pauses: [Duration; 4]) {
-    let stream = exchange.stream(Answer::event_stream());
-    for pause in pauses {
-        sleep(pause).await;
-        if !stream.offer("data: a token\n\n").await {
-            return;
-        }
-    }
-    stream.finish();
+/// A prefill worker signs with the region that the prompt names.
+fn sign(request: &Received, _: &mut ChaCha8Rng) -> String {
+    let region = request.json()["prompt"].as_str().map(str::parse);
+    let region = region.and_then(Result::ok).expect("a region");
+    blob::signature_of(region, WORKERS)
 }
 
 /// All coordinators at once; a VM traps once a third of their requests are through.
@@ -160,34 +119,12 @@ async fn a_relay_storm_with_a_trap_mixes_no_ids_and_leaves_nothing_behind() {
         }))
     })
     .await;
-    gateway.prefill.by_hand();
-    for worker in &gateway.decode {
-        worker.by_hand();
-    }
-    let mut decode = std::mem::take(&mut gateway.decode);
-    let idle = Upstream::start(Answer::status(500)).await;
-    let mut prefill = std::mem::replace(&mut gateway.prefill, idle);
-    let [first, second, third] = &mut decode[..] else {
-        panic!("three decode workers");
-    };
-    let workers = async {
-        tokio::join!(
-            prefills(&mut prefill),
-            decodes(first, 1),
-            decodes(second, 2),
-            decodes(third, 3)
-        )
-    };
-    let quiet = async {
-        storm(&gateway).await;
+    while_they_work(&mut gateway, SEED, sign, async |gateway| {
+        storm(gateway).await;
         // The dead VM's counts too.
         gateway.expect_in_flight(0).await;
-    };
-    tokio::select! {
-        () = quiet => {}
-        _ = workers => panic!("workers work for ever"),
-    }
-    (gateway.prefill, gateway.decode) = (prefill, decode);
+    })
+    .await;
     for worker in 0..WORKERS {
         let gauge = format!("eldr.worker.decode-{worker}.kv_tokens");
         gateway.expect_stat(&gauge, 0).await;
@@ -201,12 +138,8 @@ async fn a_relay_storm_with_a_trap_mixes_no_ids_and_leaves_nothing_behind() {
     let (ended, lost): (Vec<_>, Vec<_>) = log
         .iter()
         .partition(|entry| !text(entry, "outcome").is_empty());
-    let outcomes = async || {
-        let stats = gateway.filter_stats().await.into_iter();
-        let outcomes = stats.filter(|(name, _)| name.starts_with("eldr.outcome."));
-        outcomes.map(|(_, count)| count).sum::<u64>()
-    };
     let each = ended.len() as u64;
+    let outcomes = async || outcomes(&gateway).await;
     eventually("one outcome for each", outcomes, |&sum| sum == each).await;
     assert!(
         lost.iter().any(|entry| text(entry, "test") == "trap"),

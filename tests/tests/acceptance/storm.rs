@@ -6,37 +6,27 @@ use std::time::Duration;
 
 use eldr_core::signature::Geometry;
 use eldr_examples::mock::{Catalog, MockConfig, MockEngine};
-use eldr_tests::upstream::Exchange;
-use eldr_tests::{Answer, Gateway, KV_TRANSFER_PARAMS, Options, Upstream, blob, eventually};
-use rand::{RngExt, SeedableRng};
+use eldr_tests::upstream::Received;
+use eldr_tests::{Answer, Gateway, Options, blob, eventually};
+use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
+
+use crate::busy::{outcomes, rng, up_to, while_they_work};
 
 const SEED: u64 = 20;
 /// At a time.
 const CLIENTS: u64 = 64;
 /// Of each, one after the other.
 const VISITS: u64 = 34;
-/// Longest that a worker takes for an answer or the next piece of it.
-const WORK: Duration = Duration::from_millis(8);
 /// Longest that clients stay who leave before the end.
 const STAY: Duration = Duration::from_millis(60);
 const BODY: &str =
     r#"{"model":"mock","prompt":"a prompt of some length","stream":true,"max_tokens":8}"#;
-
-fn rng(stream: u64) -> ChaCha8Rng {
-    let mut rng = ChaCha8Rng::seed_from_u64(SEED);
-    rng.set_stream(stream);
-    rng
-}
-
-fn up_to(longest: Duration, rng: &mut ChaCha8Rng) -> Duration {
-    longest.mul_f64(rng.random_range(0.0..1.0))
-}
 
 /// Sends all headers and at least a byte of the body, and leaves in the body, before the answer, in it, or after it.
 async fn visit(gateway: SocketAddr, rng: &mut ChaCha8Rng) {
@@ -67,7 +57,7 @@ async fn visits(gateway: SocketAddr) -> u64 {
     let mut clients = JoinSet::new();
     for client in 0..CLIENTS {
         clients.spawn(async move {
-            let mut rng = rng(client);
+            let mut rng = rng(SEED, client);
             for _ in 0..VISITS {
                 visit(gateway, &mut rng).await;
             }
@@ -77,39 +67,6 @@ async fn visits(gateway: SocketAddr) -> u64 {
     clients.join_all().await.into_iter().sum()
 }
 
-async fn prefills(worker: &mut Upstream) {
-    let mut rng = rng(1 << 32);
-    loop {
-        let exchange = worker.next().await;
-        let (takes, region) = (up_to(WORK, &mut rng), rng.random_range(0..3));
-        let signature = blob::signature_of(region, 3);
-        tokio::spawn(async move {
-            sleep(takes).await;
-            exchange.answer(Answer::prefill(KV_TRANSFER_PARAMS, Some(&signature)));
-        });
-    }
-}
-
-async fn decodes(worker: &mut Upstream, number: u64) {
-    let mut rng = rng((1 << 33) + number);
-    loop {
-        let exchange = worker.next().await;
-        let pauses = [(); 5].map(|()| up_to(WORK, &mut rng));
-        tokio::spawn(decode(exchange, pauses));
-    }
-}
-
-async fn decode(exchange: Exchange, pauses: [Duration; 5]) {
-    let stream = exchange.stream(Answer::event_stream());
-    for pause in pauses {
-        sleep(pause).await;
-        if !stream.offer("data: a token\n\n").await {
-            return;
-        }
-    }
-    stream.finish();
-}
-
 #[tokio::test]
 async fn thousands_of_clients_leave_at_any_moment_and_every_count_returns_to_zero() {
     let mut gateway = Gateway::start(Options {
@@ -117,43 +74,18 @@ async fn thousands_of_clients_leave_at_any_moment_and_every_count_returns_to_zer
         ..Options::default()
     })
     .await;
-    gateway.prefill.by_hand();
-    for worker in &gateway.decode {
-        worker.by_hand();
-    }
-    let mut decode = std::mem::take(&mut gateway.decode);
-    let idle = Upstream::start(Answer::status(500)).await;
-    let mut prefill = std::mem::replace(&mut gateway.prefill, idle);
-    let [first, second, third] = &mut decode[..] else {
-        panic!("three decode workers");
-    };
-    let workers = async {
-        tokio::join!(
-            prefills(&mut prefill),
-            decodes(first, 1),
-            decodes(second, 2),
-            decodes(third, 3)
-        )
-    };
-    let quiet = async {
+    let sign = |_: &Received, rng: &mut ChaCha8Rng| blob::signature_of(rng.random_range(0..3), 3);
+    let visits = while_they_work(&mut gateway, SEED, sign, async |gateway| {
         let visits = visits(gateway.address).await;
         // Late answers and releases still come in.
         gateway.expect_in_flight(0).await;
         visits
-    };
-    let visits = tokio::select! {
-        visits = quiet => visits,
-        _ = workers => panic!("workers work for ever"),
-    };
-    (gateway.prefill, gateway.decode) = (prefill, decode);
+    })
+    .await;
     assert!(visits >= 2_000);
 
-    let outcomes = async || {
-        let stats = gateway.filter_stats().await.into_iter();
-        let outcomes = stats.filter(|(name, _)| name.starts_with("eldr.outcome."));
-        outcomes.map(|(_, count)| count).sum::<u64>()
-    };
-    eventually("one outcome for each", outcomes, |&sum| sum == visits).await;
+    let ended = async || outcomes(&gateway).await;
+    eventually("one outcome for each", ended, |&sum| sum == visits).await;
     let seen = gateway.envoy.stat("http.gateway.downstream_rq_total").await;
     assert_eq!(seen.unwrap(), visits);
     let log = gateway.access_log(visits as usize).await;
