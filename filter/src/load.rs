@@ -149,8 +149,14 @@ impl Loads {
         Flight { cluster, tokens }
     }
 
-    /// One less.
-    pub fn end(&mut self, shared: &impl Shared, flight: Flight, now_ms: u64, timing: Timing) {
+    /// One less; the name of its cluster.
+    pub fn end(
+        &mut self,
+        shared: &impl Shared,
+        flight: Flight,
+        now_ms: u64,
+        timing: Timing,
+    ) -> String {
         let Flight { cluster, tokens } = flight;
         if let Some(count) = self.own.requests.get_mut(&cluster) {
             *count = count.saturating_sub(1);
@@ -165,6 +171,7 @@ impl Loads {
             }
         }
         self.publish(shared, now_ms, timing);
+        cluster
     }
 
     /// The heartbeat. Nothing to do for a VM that never served a request.

@@ -64,10 +64,9 @@ pub(super) fn on_answer(token: u32, answer: &Answer) -> bool {
     let Some(call) = vm::with(|vm| vm.calls.remove(&token)) else {
         return false;
     };
-    let cluster = call.flight.cluster().to_owned();
-    vm::with(|vm| {
+    let cluster = vm::with(|vm| {
         let (now, timing) = (now_ms(), call.timing);
-        vm.loads.end(&EnvoyShared, call.flight, now, timing);
+        vm.loads.end(&EnvoyShared, call.flight, now, timing)
     });
     match call.purpose {
         Purpose::Prefill(stream, waiting) => on_prefill(call.root, stream, waiting, answer),

@@ -158,18 +158,15 @@ impl Stream {
                 &self.request.borrow(),
             );
         }
-        let failed = counted.as_ref().map(|flight| flight.cluster().to_owned());
-        let failed = failed.unwrap_or_default();
-        vm::with(|vm| {
+        let failed = vm::with(|vm| {
             vm.waiting.remove(&self.id);
             vm.starving.remove(&self.id);
-            if let Some(flight) = counted {
-                vm.loads.end(&EnvoyShared, flight, now_ms(), timing);
-            }
             if let Some(outcome) = outcome {
                 vm.metrics.count(&metrics::outcome(outcome));
             }
+            counted.map(|flight| vm.loads.end(&EnvoyShared, flight, now_ms(), timing))
         });
+        let failed = failed.unwrap_or_default();
         if let Some(outcome) = outcome {
             set_property("eldr_outcome", &outcome.to_string());
         }
