@@ -15,10 +15,12 @@ pub mod arrivals;
 pub mod changes;
 pub mod compare;
 mod events;
+pub mod hindsight;
 pub mod lengths;
 pub mod measure;
 pub mod policy;
 mod running;
+pub mod usage;
 pub mod views;
 pub mod workload;
 
@@ -31,10 +33,12 @@ use rand_chacha::ChaCha8Rng;
 pub use arrivals::{Arrival, Plan, Times};
 pub use changes::Change;
 pub use compare::{Comparison, compare};
-pub use events::run;
+pub use events::{Served, run, run_served};
+pub use hindsight::Goal;
 pub use lengths::Lengths;
 pub use measure::Outcome;
 pub use policy::{Ask, Known, PolicySpec, Router};
+pub use usage::Usage;
 pub use workload::{Replay, Workload};
 
 /// What requests are served by.
@@ -91,6 +95,7 @@ impl Default for Cluster {
 enum Stream {
     Arrivals,
     Placebo,
+    Hindsight,
 }
 
 fn rng(seed: u64, stream: Stream) -> ChaCha8Rng {
@@ -98,6 +103,7 @@ fn rng(seed: u64, stream: Stream) -> ChaCha8Rng {
     rng.set_stream(match stream {
         Stream::Arrivals => 0,
         Stream::Placebo => 1,
+        Stream::Hindsight => 2,
     });
     rng
 }

@@ -49,6 +49,11 @@ pub(super) struct SimulateArgs {
     /// [default: all that can run]
     #[arg(long, value_delimiter = ',', value_name = "POLICY,…")]
     policies: Vec<PolicySpec>,
+    /// Compare with what no gateway can do as well: each rule with true decode usage in place of the
+    /// signature (band:usage=decode), and the best assignments that a search finds which knows the
+    /// whole run (hindsight, hindsight:for=p99)
+    #[arg(long)]
+    limit: bool,
     /// Centroid blob that policies compare signatures with; its workers are the decode workers
     #[arg(long, conflicts_with = "calibrate")]
     blob: Option<PathBuf>,
@@ -250,26 +255,45 @@ impl SimulateArgs {
 
     /// Those that are asked for, or all that the input allows.
     fn policies(&self, workload: &Workload, has_blob: bool) -> Vec<PolicySpec> {
-        if !self.policies.is_empty() {
-            return self.policies.clone();
+        let mut policies = match self.policies.is_empty() {
+            true => all_policies(workload, has_blob),
+            false => self.policies.clone(),
+        };
+        if self.limit {
+            let with_truth = policies.iter().filter_map(PolicySpec::with_true_usage);
+            let hindsight = ["hindsight", "hindsight:for=p99"];
+            let hindsight = hindsight.into_iter().filter_map(|name| name.parse().ok());
+            let limits: Vec<PolicySpec> = with_truth.chain(hindsight).collect();
+            for limit in limits {
+                if policies.iter().all(|spec| spec.name != limit.name) {
+                    policies.push(limit);
+                }
+            }
         }
-        let labels = workload
-            .requests
-            .iter()
-            .any(|request| request.label.is_some());
-        let named = PolicySpec::names()
-            .into_iter()
-            .filter_map(|name| name.parse().ok());
-        let mut policies: Vec<PolicySpec> = named
-            .filter(|spec: &PolicySpec| match spec.kind {
-                PolicyKind::Label => labels,
-                PolicyKind::Rule(policy) => has_blob || !policy.compares_regions(),
-            })
-            .collect();
-        // References first.
-        policies.sort_by_key(|spec| !spec.is_load_balancer());
         policies
     }
+}
+
+/// All policies that the input allows and gateways could run, and `label`.
+fn all_policies(workload: &Workload, has_blob: bool) -> Vec<PolicySpec> {
+    let labels = workload
+        .requests
+        .iter()
+        .any(|request| request.label.is_some());
+    let named = PolicySpec::names()
+        .into_iter()
+        .filter_map(|name| name.parse().ok());
+    let mut policies: Vec<PolicySpec> = named
+        .filter(|spec: &PolicySpec| match spec.kind {
+            PolicyKind::Label => labels,
+            PolicyKind::Rule(policy) => has_blob || !policy.compares_regions(),
+            // On demand: it takes as long as many of the others.
+            PolicyKind::Hindsight(_) => false,
+        })
+        .collect();
+    // References first.
+    policies.sort_by_key(|spec| !spec.is_load_balancer());
+    policies
 }
 
 fn names(workers: usize) -> Vec<String> {

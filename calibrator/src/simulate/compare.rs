@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use super::Cluster;
 use super::arrivals::{Arrival, Plan};
-use super::events::run;
+use super::events::{Served, run_served};
+use super::hindsight::{Goal, ROUNDS, Search};
 use super::measure::Outcome;
 use super::policy::{Known, PolicyKind, PolicySpec, router};
 use super::workload::Workload;
@@ -61,6 +62,10 @@ pub struct PolicyResult {
     pub against_round_robin: ByMetric<Against>,
     /// Of each metric, against the load balancer that is best in it.
     pub against_best_balancer: ByMetric<Against>,
+    /// Against the same rule with true usage, where that is in the run.
+    pub against_true_usage: ByMetric<Against>,
+    /// Of each metric, against the search in hindsight that is best in it, where there is one in the run.
+    pub against_hindsight: ByMetric<Against>,
     /// Every run, in the order of the seeds.
     pub runs: Vec<Outcome>,
 }
@@ -111,20 +116,57 @@ pub fn compare(
     rule.objective.step = cluster.step;
     let arrivals = seeds.iter().map(|&seed| plan.arrivals(workload, seed));
     let arrivals: Vec<Vec<Arrival>> = arrivals.collect::<Result<_, _>>()?;
-    let runs: Vec<(&PolicySpec, &Vec<Arrival>)> = policies
-        .iter()
+    let online = policies.iter().filter(|spec| spec.is_online());
+    let runs: Vec<(&PolicySpec, &Vec<Arrival>)> = online
         .flat_map(|spec| arrivals.iter().map(move |arrivals| (spec, arrivals)))
         .collect();
-    let outcomes: Vec<Outcome> = runs
+    let done: Vec<(Outcome, Vec<Served>)> = runs
         .into_par_iter()
         .map(|(spec, arrivals)| {
             let mut router = router(spec, &rule, known, workload, cluster)?;
-            let outcome = run(cluster, workload, arrivals, router.as_mut());
+            let run = run_served(cluster, workload, arrivals, router.as_mut());
             on_run();
-            Ok(outcome)
+            Ok(run)
         })
         .collect::<Result<_, Error>>()?;
-    let outcomes: Vec<&[Outcome]> = outcomes.chunks(seeds.len()).collect();
+    // Those who know a whole run begin where the others ended.
+    let searches = policies.iter().filter_map(|spec| match spec.kind {
+        PolicyKind::Hindsight(goal) => Some(goal),
+        _ => None,
+    });
+    let searches: Vec<(Goal, usize)> = searches
+        .flat_map(|goal| (0..seeds.len()).map(move |seed| (goal, seed)))
+        .collect();
+    let searched: Vec<Outcome> = searches
+        .into_par_iter()
+        .map(|(goal, seed)| {
+            let search = Search {
+                cluster,
+                workload,
+                arrivals: &arrivals[seed],
+                goal,
+                seed: seeds[seed],
+                rounds: ROUNDS,
+            };
+            let value = |run: &&(Outcome, Vec<Served>)| goal.of(&run.0);
+            let runs = done.iter().skip(seed).step_by(seeds.len());
+            let start = match runs.min_by(|a, b| value(a).total_cmp(&value(b))) {
+                Some(best) => best.clone(),
+                None => search.least_loaded(),
+            };
+            let outcome = search.improve(start);
+            on_run();
+            outcome
+        })
+        .collect();
+    let (mut done, mut searched) = (done.into_iter().map(|run| run.0), searched.into_iter());
+    let outcomes = policies.iter().map(|spec| -> Vec<Outcome> {
+        match spec.is_online() {
+            true => done.by_ref().take(seeds.len()).collect(),
+            false => searched.by_ref().take(seeds.len()).collect(),
+        }
+    });
+    let outcomes: Vec<Vec<Outcome>> = outcomes.collect();
     Ok(Comparison {
         seeds: seeds.to_vec(),
         policies: judge(policies, &outcomes),
@@ -132,7 +174,7 @@ pub fn compare(
 }
 
 /// Estimates and changes; `outcomes` are by policy and seed.
-fn judge(policies: &[PolicySpec], outcomes: &[&[Outcome]]) -> Vec<PolicyResult> {
+fn judge(policies: &[PolicySpec], outcomes: &[Vec<Outcome>]) -> Vec<PolicyResult> {
     let of = |policy: usize, value: fn(&Outcome) -> f64| -> Vec<f64> {
         outcomes[policy].iter().map(value).collect()
     };
@@ -149,10 +191,14 @@ fn judge(policies: &[PolicySpec], outcomes: &[&[Outcome]]) -> Vec<PolicyResult> 
     let round_robin = policies
         .iter()
         .position(|spec| spec.kind == PolicyKind::Rule(Policy::RoundRobin));
-    let best = |value| {
-        let balancers = (0..policies.len()).filter(|&index| policies[index].is_load_balancer());
+    let best = |value, among: fn(&PolicySpec) -> bool| {
+        let those = (0..policies.len()).filter(|&index| among(&policies[index]));
         let mean = |&policy: &usize| estimate(&of(policy, value)).mean;
-        balancers.min_by(|a, b| mean(a).total_cmp(&mean(b)))
+        those.min_by(|a, b| mean(a).total_cmp(&mean(b)))
+    };
+    let with_truth = |policy: usize| {
+        let spec = policies[policy].with_true_usage()?;
+        policies.iter().position(|other| other.is_same(&spec))
     };
     let results = (0..policies.len()).map(|policy| PolicyResult {
         policy: policies[policy].name.clone(),
@@ -165,7 +211,21 @@ fn judge(policies: &[PolicySpec], outcomes: &[&[Outcome]]) -> Vec<PolicyResult> 
             .collect(),
         against_best_balancer: METRICS
             .iter()
-            .filter_map(|&(name, value)| Some((name, change(policy, best(value)?, value))))
+            .filter_map(|&(name, value)| {
+                let best = best(value, PolicySpec::is_load_balancer)?;
+                Some((name, change(policy, best, value)))
+            })
+            .collect(),
+        against_true_usage: METRICS
+            .iter()
+            .filter_map(|&(name, value)| Some((name, change(policy, with_truth(policy)?, value))))
+            .collect(),
+        against_hindsight: METRICS
+            .iter()
+            .filter_map(|&(name, value)| {
+                let best = best(value, |spec| !spec.is_online())?;
+                Some((name, change(policy, best, value)))
+            })
             .collect(),
         runs: outcomes[policy].to_vec(),
     });

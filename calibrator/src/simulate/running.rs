@@ -9,6 +9,7 @@ use eldr_core::route::{Fleet, Prompt, Scratch, route_running};
 
 use super::Cluster;
 use super::policy::{Ask, Known, Router};
+use super::usage::Usage;
 use super::workload::Workload;
 use crate::error::Error;
 
@@ -30,6 +31,7 @@ impl<'a> ByBatch<'a> {
     pub(super) fn new(
         rule: Rule,
         measure: Measure,
+        usage: Usage,
         known: Option<&'a Known>,
         workload: &Workload,
         cluster: &Cluster,
@@ -49,7 +51,7 @@ impl<'a> ByBatch<'a> {
         };
         let prompts = workload.requests.iter().map(|request| {
             let tokens = request.prompt_tokens.unwrap_or_default();
-            (request.signature.clone(), tokens)
+            (usage.signature(request), tokens)
         });
         Ok(ByBatch {
             rule,

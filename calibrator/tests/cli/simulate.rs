@@ -175,3 +175,40 @@ fn simulations_that_are_asked_for_wrongly() {
     );
     assert_snapshot!(told);
 }
+
+#[test]
+fn the_limit_is_beside_every_policy() {
+    let bench = bench();
+    let command =
+        format!("{QUICK} --blob b.eldr --rate 40 --policies least_loaded,band --limit --json");
+    let shown: Value = serde_json::from_str(&bench.eldr(&command).succeeded().stdout).unwrap();
+    let policies = shown["policies"].as_array().unwrap();
+    let names: Vec<&str> = policies
+        .iter()
+        .map(|p| p["policy"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "least_loaded",
+            "band",
+            "band:usage=decode",
+            "hindsight",
+            "hindsight:for=p99"
+        ]
+    );
+    assert_eq!(
+        policies[1]["against_true_usage"]["tpot_p99_ms"]["reference"],
+        "band:usage=decode"
+    );
+    for (metric, limit) in [
+        ("tpot_mean_ms", "hindsight"),
+        ("tpot_p99_ms", "hindsight:for=p99"),
+    ] {
+        for policy in &policies[..3] {
+            let against = &policy["against_hindsight"][metric];
+            assert!(against["mean"].as_f64().unwrap() >= 0.0, "{policy}");
+            assert_eq!(against["reference"], limit);
+        }
+    }
+}

@@ -329,3 +329,29 @@ fn a_step_reads_the_kv_caches_of_its_batch() {
     assert_eq!(batch.step().duration, Duration::from_secs_f64(0.006_366));
     assert_eq!(batch.step().duration, Duration::from_secs_f64(0.006_366_5));
 }
+
+#[test]
+fn usage_is_the_share_of_the_tokens() {
+    let cells = |usage: Vec<f32>| {
+        let used = usage.into_iter().zip(0..).filter(|(p, _)| *p > 0.0);
+        used.map(|(p, cell)| ((cell / GEOMETRY.experts, cell % GEOMETRY.experts), p))
+            .collect::<Vec<_>>()
+    };
+    let recorded = Experts::from(ids(1, vec![1, 2, 69, 1, 3, 69, 1, 2, 0, 1, 2, 69]));
+    let expected = [
+        ((0, 1), 1.0),
+        ((1, 2), 0.75),
+        ((1, 3), 0.25),
+        ((2, 0), 0.25),
+        ((2, 69), 0.75),
+    ];
+    assert_eq!(cells(recorded.usage()), expected);
+    assert_eq!(cells(Experts::from(ids(1, vec![])).usage()), []);
+
+    let mut counts = vec![0; GEOMETRY.counts()];
+    (counts[1], counts[GEOMETRY.experts]) = (3, 4);
+    let known = Arc::new(Activation::from_counts(GEOMETRY, &counts, 4).unwrap());
+    let found = Experts::from(known).usage();
+    assert!((found[1] - 0.75).abs() < 1e-6 && (found[GEOMETRY.experts] - 1.0).abs() < 2e-6);
+    assert_eq!(found.iter().filter(|p| **p > 0.0).count(), 2);
+}

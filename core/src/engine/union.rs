@@ -15,6 +15,25 @@ pub enum Experts {
     Expected(Arc<Activation>),
 }
 
+impl Experts {
+    /// Layers and experts of the model that they are of.
+    pub fn geometry(&self) -> Geometry {
+        match self {
+            Experts::Recorded(ids) => ids.geometry(),
+            Experts::Expected(activation) => activation.geometry(),
+        }
+    }
+
+    /// How probably a token activates each expert, `[layers][experts]`, 0 to 1: of recorded ones the share of the tokens. It is
+    /// what a gateway would have to know to foresee a decode step.
+    pub fn usage(&self) -> Vec<f32> {
+        match self {
+            Experts::Recorded(ids) => ids.usage(),
+            Experts::Expected(activation) => activation.usage(),
+        }
+    }
+}
+
 impl From<Arc<ExpertIds>> for Experts {
     fn from(ids: Arc<ExpertIds>) -> Self {
         Experts::Recorded(ids)

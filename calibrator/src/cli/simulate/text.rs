@@ -82,7 +82,24 @@ pub(super) fn text(report: &Report<'_>, cluster: &Cluster) -> String {
         let table = changes(policies, |policy| &policy.against_best_balancer);
         text += &format!(
             "\nchange in % against the best load balancer in each column: {}\n{table}\n",
-            best(policies)
+            references(policies, |policy| &policy.against_best_balancer)
+        );
+    }
+    if policies
+        .iter()
+        .any(|policy| !policy.against_true_usage.is_empty())
+    {
+        let table = changes(policies, |policy| &policy.against_true_usage);
+        text += &format!("\nchange in % against the same rule with true decode usage\n{table}\n");
+    }
+    if policies
+        .iter()
+        .any(|policy| !policy.against_hindsight.is_empty())
+    {
+        let table = changes(policies, |policy| &policy.against_hindsight);
+        text += &format!(
+            "\nchange in % against the best that was found in hindsight for each column: {}\n{table}\n",
+            references(policies, |policy| &policy.against_hindsight)
         );
     }
     text + &format!("\nagain    {}\n", report.command)
@@ -106,7 +123,8 @@ fn values(policies: &[PolicyResult]) -> Table {
 fn changes(policies: &[PolicyResult], of: impl Fn(&PolicyResult) -> &ByMetric<Against>) -> Table {
     let header = CHANGES.iter().map(|(_, title)| *title);
     let mut table = table(std::iter::once("policy").chain(header));
-    for policy in policies {
+    let compared = |policy: &&PolicyResult| !of(policy).is_empty();
+    for policy in policies.iter().filter(compared) {
         let cells = CHANGES.iter().map(|(metric, _)| {
             of(policy).get(metric).map_or_else(String::new, |change| {
                 if change.reference == policy.policy {
@@ -129,13 +147,17 @@ fn percent(Estimate { mean, plus_minus }: Estimate) -> String {
     }
 }
 
-fn best(policies: &[PolicyResult]) -> String {
+/// The reference of each column.
+fn references(
+    policies: &[PolicyResult],
+    of: impl Fn(&PolicyResult) -> &ByMetric<Against>,
+) -> String {
     let Some(policy) = policies.first() else {
         return String::new();
     };
     let named = CHANGES
         .iter()
-        .filter_map(|(metric, _)| policy.against_best_balancer.get(metric));
+        .filter_map(|(metric, _)| of(policy).get(metric));
     named
         .map(|change| change.reference.as_str())
         .collect::<Vec<_>>()
