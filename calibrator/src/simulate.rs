@@ -15,9 +15,11 @@ pub mod arrivals;
 pub mod changes;
 pub mod compare;
 mod events;
+mod follow;
 pub mod hindsight;
 pub mod lengths;
 pub mod measure;
+pub mod mix;
 pub mod policy;
 mod running;
 pub mod usage;
@@ -34,9 +36,11 @@ pub use arrivals::{Arrival, Plan, Times};
 pub use changes::Change;
 pub use compare::{Comparison, compare};
 pub use events::{Served, run, run_served};
+pub use follow::Refit;
 pub use hindsight::Goal;
 pub use lengths::Lengths;
 pub use measure::Outcome;
+pub use mix::Mix;
 pub use policy::{Ask, Known, PolicySpec, Router};
 pub use usage::Usage;
 pub use workload::{Replay, Workload};
@@ -58,6 +62,8 @@ pub struct Cluster {
     pub kv_tokens_max: Option<u64>,
     /// Time of a decode step.
     pub step: StepModel,
+    /// What policies take that time for; `None`: they know it.
+    pub assumed: Option<StepModel>,
     /// Gateways that decide, at least 1; requests reach them at random.
     pub gateways: usize,
     /// How often gateways learn each other's requests in flight: zero at once, `None` never.
@@ -68,6 +74,8 @@ pub struct Cluster {
     pub warm_up: Duration,
     /// Decode steps that begin later are not measured: arrivals end, and batches empty.
     pub duration: Duration,
+    /// When phases of the run begin, ascending, that are measured on their own as well: requests by when they arrive.
+    pub phases: Vec<Duration>,
 }
 
 impl Default for Cluster {
@@ -81,11 +89,13 @@ impl Default for Cluster {
             batch_max: 256,
             kv_tokens_max: None,
             step: StepModel::QWEN3_30B_A3B,
+            assumed: None,
             gateways: 1,
             share: Some(Duration::ZERO),
             changes: Vec::new(),
             warm_up: Duration::ZERO,
             duration: Duration::from_secs(120),
+            phases: Vec::new(),
         }
     }
 }

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use clap::Args;
 use eldr_core::blob::Blob;
 use eldr_core::decide::Rule;
-use eldr_core::route::Map;
 use indicatif::ProgressBar;
 use serde::Serialize;
 
@@ -29,6 +28,7 @@ use crate::simulate::{Lengths, Replay, Workload};
       --calibrate examples/data/small-moe/task_calibration.jsonl.gz --rate 20 --decode-tokens 512
   eldr simulate trace.jsonl --blob task.eldr --policies round_robin,least_loaded,band,band:tau=0.3:cap=none
   eldr simulate trace.jsonl --blob task.eldr --lengths AzureLLMInferenceTrace_conv.csv --arrivals lengths
+  eldr simulate chat.jsonl code.jsonl --blob chat.eldr --mix 0:@1,60:@2 --policies least_loaded,band,band:refit=2.5/5
 
 Replays the requests of a trace on a simulated cluster: prefill workers first come first served, gateways
 that decide by the code that real ones run, decode workers that batch continuously. Every policy meets the
@@ -46,7 +46,8 @@ pub(super) struct SimulateArgs {
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
     /// Policies, each with a tau, a load cap and (marginal, hybrid) an exponent q of its own if need be:
-    /// band:tau=0.2:cap=none,marginal:q=1
+    /// band:tau=0.2:cap=none,marginal:q=1; usage=decode knows what requests really activate,
+    /// refit=2.5/5 refits centroids every 2.5 s to the last 5 s
     /// [default: all that can run]
     #[arg(long, value_delimiter = ',', value_name = "POLICY,…")]
     policies: Vec<PolicySpec>,
@@ -99,6 +100,8 @@ struct Report<'a> {
     records_skipped: usize,
     exact: bool,
     step_model: eldr_core::engine::StepModel,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    assumed: Option<eldr_core::engine::StepModel>,
     regions: Option<usize>,
     tau: f32,
     max_load_factor: Option<f64>,
@@ -129,6 +132,7 @@ impl SimulateArgs {
             .as_deref()
             .map(Lengths::read)
             .transpose()?;
+        let mix = self.arrivals.mix();
         let blob = self.blob()?;
         let workers = self.workers(blob.as_ref())?;
         let cluster = self.cluster.cluster(workers.len(), &self.arrivals);
@@ -155,7 +159,7 @@ impl SimulateArgs {
             workload: &workload,
             plan: self
                 .arrivals
-                .plan(lengths.as_ref(), self.permute_signatures),
+                .plan(lengths.as_ref(), mix.as_ref(), self.permute_signatures),
             rule,
             known: known.as_ref(),
         };
@@ -169,6 +173,7 @@ impl SimulateArgs {
             records_skipped: workload.skipped,
             exact: workload.exact,
             step_model: cluster.step,
+            assumed: cluster.assumed,
             regions,
             tau: rule.tau,
             max_load_factor: rule.max_load_factor,
@@ -251,7 +256,7 @@ impl SimulateArgs {
                 "simulate with a blob of the model whose requests the trace has",
             ));
         }
-        Ok(Known::new(Map::bind(blob, workers)?, workload))
+        Ok(Known::of_blob(blob, workers, workload)?)
     }
 
     /// Those that are asked for, or all that the input allows.

@@ -10,7 +10,7 @@ use super::Cluster;
 use super::arrivals::{Arrival, Plan};
 use super::events::{Served, run_served};
 use super::hindsight::{Goal, ROUNDS, Search};
-use super::measure::Outcome;
+use super::measure::{Outcome, Phase};
 use super::policy::{Known, PolicyKind, PolicySpec, router};
 use super::workload::Workload;
 use crate::error::Error;
@@ -66,9 +66,30 @@ pub struct PolicyResult {
     pub against_true_usage: ByMetric<Against>,
     /// Of each metric, against the search in hindsight that is best in it, where there is one in the run.
     pub against_hindsight: ByMetric<Against>,
+    /// Phases of the run, where there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub phases: Vec<PhaseResult>,
     /// Every run, in the order of the seeds.
     pub runs: Vec<Outcome>,
 }
+
+/// How one policy did in one phase.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PhaseResult {
+    /// When it began, seconds since the start.
+    pub from_s: f64,
+    /// Of each time per token, against the load balancer that is best in it in this phase.
+    pub against_best_balancer: ByMetric<Against>,
+    /// What the policy gains in this phase, as a share of what it gains in the first one; of those that it gained in.
+    pub gain_kept: ByMetric<f64>,
+}
+
+/// What phases are compared by.
+const PHASE_METRICS: [(&str, fn(&Phase) -> f64); 3] = [
+    ("tpot_mean_ms", |phase| phase.tpot_ms.mean),
+    ("tpot_p50_ms", |phase| phase.tpot_ms.p50),
+    ("tpot_p99_ms", |phase| phase.tpot_ms.p99),
+];
 
 /// All policies, in the order in which they were named.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -112,8 +133,8 @@ pub fn compare(
         known,
     } = setting;
     let mut rule = rule;
-    // Policies that know the step model know the true one.
-    rule.objective.step = cluster.step;
+    // Policies that know the step model know the true one, unless told otherwise.
+    rule.objective.step = cluster.assumed.unwrap_or(cluster.step);
     let arrivals = seeds.iter().map(|&seed| plan.arrivals(workload, seed));
     let arrivals: Vec<Vec<Arrival>> = arrivals.collect::<Result<_, _>>()?;
     let online = policies.iter().filter(|spec| spec.is_online());
@@ -227,9 +248,50 @@ fn judge(policies: &[PolicySpec], outcomes: &[Vec<Outcome>]) -> Vec<PolicyResult
                 Some((name, change(policy, best, value)))
             })
             .collect(),
+        phases: phases(policies, outcomes, policy),
         runs: outcomes[policy].to_vec(),
     });
     results.collect()
+}
+
+/// The phases of a policy, if there are several.
+fn phases(policies: &[PolicySpec], outcomes: &[Vec<Outcome>], policy: usize) -> Vec<PhaseResult> {
+    let run = outcomes[policy].first();
+    let of_run = run.map_or(&[][..], |run| &run.phases);
+    if of_run.len() < 2 {
+        return Vec::new();
+    }
+    let mut results: Vec<PhaseResult> = Vec::new();
+    for (index, phase) in of_run.iter().enumerate() {
+        let of = |policy: usize, value: fn(&Phase) -> f64| {
+            let runs = outcomes[policy].iter();
+            runs.map(move |run| value(&run.phases[index]))
+        };
+        let against = |(name, value)| {
+            let mean = |&policy: &usize| of(policy, value).sum::<f64>();
+            let balancers = (0..policies.len()).filter(|&index| policies[index].is_load_balancer());
+            let best = balancers.min_by(|a, b| mean(a).total_cmp(&mean(b)))?;
+            let pairs = of(policy, value).zip(of(best, value));
+            let percent: Vec<f64> = pairs.map(|(own, o)| (own / o - 1.0) * 100.0).collect();
+            let against = Against {
+                reference: policies[best].name.clone(),
+                percent: estimate(&percent),
+            };
+            Some((name, against))
+        };
+        let against: ByMetric<Against> = PHASE_METRICS.into_iter().filter_map(against).collect();
+        let first = results.first().map(|first| &first.against_best_balancer);
+        let kept = |(name, now): (&&'static str, &Against)| {
+            let before = first?.get(name)?.percent.mean;
+            (before < 0.0).then_some((*name, now.percent.mean / before))
+        };
+        results.push(PhaseResult {
+            from_s: phase.from_s,
+            gain_kept: against.iter().filter_map(kept).collect(),
+            against_best_balancer: against,
+        });
+    }
+    results
 }
 
 /// Mean and 95 % interval.

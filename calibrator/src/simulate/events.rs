@@ -112,7 +112,7 @@ pub fn run_served(
         flights: vec![Flight::default(); arrivals.len()],
         decisions: vec![0; cluster.gateways],
         events: BinaryHeap::new(),
-        measures: Measures::new(cluster.decode_workers),
+        measures: Measures::new(cluster.decode_workers, &cluster.phases),
         seen: Vec::new(),
         undone: arrivals.len(),
         now: Duration::ZERO,
@@ -299,7 +299,7 @@ impl World<'_> {
             let ttft = (first - arrival.at).as_secs_f64() * 1e3;
             let decoding = (self.now - first).as_secs_f64() * 1e3;
             let tpot = (tokens_after_first > 0).then(|| decoding / f64::from(tokens_after_first));
-            self.measures.done(ttft, tpot);
+            self.measures.done(arrival.at, ttft, tpot);
         }
     }
 

@@ -24,7 +24,7 @@ use super::workload::Workload;
 use super::{Cluster, Stream, rng};
 
 /// Rounds of a search, each as long as a run or a few.
-pub const ROUNDS: usize = 12;
+pub const ROUNDS: usize = 24;
 /// Moments of a life at which batches are looked at.
 const MOMENTS: f64 = 8.0;
 /// Most bytes that batches of all moments may take; layers are left out beyond.

@@ -6,13 +6,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use clap::ValueEnum as _;
+use eldr_core::blob::Blob;
 use eldr_core::decide::{
     Decision, Draw, Evidence, Policy, Reason, Regions, Rule, Worker, WorkerIndex, decide,
 };
 use eldr_core::marginal::{MAX_EXPONENT, Objective};
-use eldr_core::route::{Map, Scratch, route, route_by};
+use eldr_core::route::{BindError, Map, Scratch, route, route_by};
 
 use super::Cluster;
+use super::follow::{Follower, Refit};
 use super::hindsight::Goal;
 use super::running::ByBatch;
 use super::usage::Usage;
@@ -35,6 +37,8 @@ pub struct PolicySpec {
     pub max_load_factor: Option<Option<f64>>,
     /// What it knows of requests.
     pub usage: Usage,
+    /// How its centroids follow the traffic; `None`: not at all.
+    pub refit: Option<Refit>,
     /// Exponent of the objective of `marginal` and `hybrid` in place of the run's.
     pub exponent: Option<u32>,
 }
@@ -127,7 +131,7 @@ impl FromStr for PolicySpec {
         };
         let scores = matches!(policy, Some(Policy::Marginal | Policy::Hybrid));
         let (mut tau, mut max_load_factor, mut exponent) = (None, None, None);
-        let mut usage = Usage::default();
+        let (mut usage, mut refit) = (Usage::default(), None);
         for part in parts {
             match part.split_once('=') {
                 Some(("tau", value)) => {
@@ -148,6 +152,12 @@ impl FromStr for PolicySpec {
                     usage = Usage::from_str(value, true)
                         .map_err(|_| "usage: prefill or decode was expected")?;
                 }
+                Some(("refit", value)) => {
+                    if !policy.is_some_and(Policy::compares_regions) {
+                        return Err(format!("refit: {name} has no centroids"));
+                    }
+                    refit = Some(value.parse().map_err(|error| format!("refit: {error}"))?);
+                }
                 Some(("for", value)) if kind == PolicyKind::Hindsight(Goal::default()) => {
                     let goal = Goal::from_str(value, true);
                     kind =
@@ -165,7 +175,7 @@ impl FromStr for PolicySpec {
                 }
                 _ => {
                     return Err(format!(
-                        "{part:?}: tau=…, cap=…, q=… or usage=… was expected"
+                        "{part:?}: tau=…, cap=…, q=…, usage=… or refit=… was expected"
                     ));
                 }
             }
@@ -176,6 +186,7 @@ impl FromStr for PolicySpec {
             tau,
             max_load_factor,
             usage,
+            refit,
             exponent,
         })
     }
@@ -228,6 +239,8 @@ pub struct Known {
     similarities: Similarities,
     /// The same of what each really uses while it decodes, once somebody wants to know.
     truth: OnceLock<Similarities>,
+    /// The blob and its workers, for refits.
+    origin: Option<(Blob, Vec<String>)>,
 }
 
 type Similarities = Vec<Result<Vec<f32>, Reason>>;
@@ -241,7 +254,31 @@ impl Known {
             similarities: compare(&map, signatures),
             map,
             truth: OnceLock::new(),
+            origin: None,
         }
+    }
+
+    /// As [`new`](Self::new), of a blob that policies may refit.
+    ///
+    /// # Errors
+    /// The blob names a worker that is not there, or does not compare counts.
+    pub fn of_blob(blob: Blob, workers: &[String], workload: &Workload) -> Result<Self, BindError> {
+        let known = Known::new(Map::bind(blob.clone(), workers)?, workload);
+        Ok(Known {
+            origin: Some((blob, workers.to_vec())),
+            ..known
+        })
+    }
+
+    /// A blob of their own for those who refit it.
+    fn follower(&self, refit: Refit) -> Result<Follower, Error> {
+        let (blob, workers) = self.origin.as_ref().ok_or_else(|| {
+            Error::new(
+                "the blob cannot be refitted",
+                "leave out refit=… of the policy",
+            )
+        })?;
+        Follower::new(blob.clone(), workers.clone(), refit)
     }
 
     /// By request of `workload`, which must be that of [`new`](Self::new).
@@ -296,12 +333,23 @@ pub fn router<'a>(
             ),
             "give a blob with --blob, or a trace to fit one to with --calibrate",
         )),
-        (PolicyKind::Rule(policy), known) => match policy.measure() {
-            Some(measure) => {
-                let router = ByBatch::new(rule, measure, usage, known, workload, cluster)?;
+        (PolicyKind::Rule(policy), known) => match (policy.measure(), spec.refit.zip(known)) {
+            (Some(measure), refit) => {
+                let follower = refit.map(|(refit, known)| known.follower(refit));
+                let mut router = ByBatch::new(rule, measure, usage, known, workload, cluster)?;
+                router.follow(follower.transpose()?);
                 Ok(Box::new(router))
             }
-            None => Ok(Box::new(ByRule {
+            (None, Some((refit, known))) => {
+                let requests = workload.requests.iter();
+                Ok(Box::new(ByFollowing {
+                    rule,
+                    follower: known.follower(refit)?,
+                    headers: requests.map(|request| usage.signature(request)).collect(),
+                    scratch: Scratch::default(),
+                }))
+            }
+            (None, None) => Ok(Box::new(ByRule {
                 rule,
                 known: known.map(|known| (&known.map, known.similarities(workload, usage))),
                 scratch: Scratch::default(),
@@ -337,6 +385,35 @@ impl Router for ByRule<'_> {
                 |_| (),
             ),
         }
+    }
+}
+
+/// As [`ByRule`], with centroids that follow what is asked for.
+struct ByFollowing {
+    rule: Rule,
+    follower: Follower,
+    /// By request of the workload.
+    headers: Vec<Option<Arc<str>>>,
+    scratch: Scratch,
+}
+
+impl Router for ByFollowing {
+    fn choose(&mut self, ask: Ask<'_>) -> Decision {
+        let header = self.headers[ask.signature].as_ref();
+        let header = header.map(|header| header.as_bytes());
+        if let Some(header) = header {
+            self.follower.see(ask.now.as_secs_f64(), header);
+        }
+        let (map, scratch) = (Some(self.follower.map()), &mut self.scratch);
+        route(
+            &self.rule,
+            map,
+            header,
+            ask.workers,
+            ask.draw,
+            scratch,
+            |_| (),
+        )
     }
 }
 
@@ -449,6 +526,8 @@ mod tests {
             "band:width=1",
             "band:",
             "band:usage=guess",
+            "band:refit=0",
+            "marginal:refit=2",
             "band:for=mean",
             "p2c:usage=decode",
             "hindsight:for=p50",

@@ -8,6 +8,7 @@ use eldr_core::decide::{Decision, Rule, WorkerIndex};
 use eldr_core::route::{Fleet, Prompt, Scratch, route_running};
 
 use super::Cluster;
+use super::follow::Follower;
 use super::policy::{Ask, Known, Router};
 use super::usage::Usage;
 use super::workload::Workload;
@@ -18,6 +19,8 @@ use crate::error::Error;
 pub(super) struct ByBatch<'a> {
     rule: Rule,
     known: Option<&'a Known>,
+    /// Centroids that follow, in place of those known.
+    follower: Option<Follower>,
     /// By request of the workload: signature and prompt tokens.
     prompts: Vec<(Option<Arc<str>>, u32)>,
     /// What each adds to a batch, once it was seen.
@@ -56,11 +59,17 @@ impl<'a> ByBatch<'a> {
         Ok(ByBatch {
             rule,
             known,
+            follower: None,
             prompts: prompts.collect(),
             footprints: vec![None; workload.requests.len()],
             batches: vec![idle; views],
             scratch: Scratch::default(),
         })
+    }
+
+    /// Centroids of their own, which follow what is asked for.
+    pub(super) fn follow(&mut self, follower: Option<Follower>) {
+        self.follower = follower;
     }
 
     fn view(&self, gateway: usize) -> usize {
@@ -80,7 +89,13 @@ impl Router for ByBatch<'_> {
             workers: ask.workers,
             batches: &self.batches[self.view(ask.gateway)],
         };
-        let map = self.known.map(|known| &known.map);
+        if let (Some(follower), Some(header)) = (&mut self.follower, prompt.header) {
+            follower.see(ask.now.as_secs_f64(), header);
+        }
+        let map = match &self.follower {
+            Some(follower) => Some(follower.map()),
+            None => self.known.map(|known| &known.map),
+        };
         let scratch = &mut self.scratch;
         let decision = route_running(&self.rule, map, prompt, fleet, ask.draw, scratch);
         self.footprints[ask.signature].get_or_insert_with(|| match scratch.request() {

@@ -19,6 +19,7 @@ pub(super) fn request(label: &str, experts: &[u16], decode_tokens: u32) -> Reque
     let ids = ExpertIds::new(GEOMETRY, experts.len(), experts.to_vec()).unwrap();
     Request {
         record: label.into(),
+        trace: 0,
         label: Some(label.into()),
         signature: None,
         ts: None,
@@ -228,6 +229,7 @@ fn plan(rate_per_s: f64, shape: f64) -> Plan<'static> {
         lengths: None,
         decode_tokens: None,
         permute_signatures: false,
+        mix: None,
     }
 }
 

@@ -26,6 +26,12 @@ const CHANGES: [(&str, &str); 4] = [
     ("experts_per_step", "experts"),
 ];
 
+const PHASE_CHANGES: [(&str, &str); 3] = [
+    ("tpot_mean_ms", "TPOT mean"),
+    ("tpot_p50_ms", "P50"),
+    ("tpot_p99_ms", "P99"),
+];
+
 pub(super) fn text(report: &Report<'_>, cluster: &Cluster) -> String {
     let policies = &report.comparison.policies;
     let runs = policies.iter().flat_map(|policy| &policy.runs);
@@ -102,6 +108,14 @@ pub(super) fn text(report: &Report<'_>, cluster: &Cluster) -> String {
             references(policies, |policy| &policy.against_hindsight)
         );
     }
+    let phases = policies.first().map_or(&[][..], |first| &first.phases);
+    for (index, phase) in phases.iter().enumerate() {
+        text += &format!(
+            "\nfrom {} s, change in % against the best load balancer in each column\n{}\n",
+            phase.from_s,
+            phase_table(policies, index)
+        );
+    }
     text + &format!("\nagain    {}\n", report.command)
 }
 
@@ -134,6 +148,36 @@ fn changes(policies: &[PolicyResult], of: impl Fn(&PolicyResult) -> &ByMetric<Ag
             })
         });
         table.add_row(std::iter::once(policy.policy.clone()).chain(cells));
+    }
+    right_from(1, table)
+}
+
+/// One phase, with what is left of the gain of the first.
+fn phase_table(policies: &[PolicyResult], index: usize) -> Table {
+    let header = PHASE_CHANGES.iter().map(|(_, title)| *title);
+    let kept = ["mean gain kept"].into_iter().filter(|_| index > 0);
+    let mut table = table(std::iter::once("policy").chain(header).chain(kept));
+    for policy in policies {
+        let Some(phase) = policy.phases.get(index) else {
+            continue;
+        };
+        let cells = PHASE_CHANGES.iter().map(|(metric, _)| {
+            let change = phase.against_best_balancer.get(metric);
+            change.map_or_else(String::new, |change| {
+                match change.reference == policy.policy {
+                    true => "–".into(),
+                    false => percent(change.percent),
+                }
+            })
+        });
+        let kept = phase.gain_kept.get("tpot_mean_ms");
+        let kept = kept.map_or_else(String::new, |kept| format!("{:.0} %", kept * 100.0));
+        let kept = [kept].into_iter().filter(|_| index > 0);
+        table.add_row(
+            std::iter::once(policy.policy.clone())
+                .chain(cells)
+                .chain(kept),
+        );
     }
     right_from(1, table)
 }
