@@ -84,8 +84,10 @@ pub struct PhaseResult {
     pub gain_kept: ByMetric<f64>,
 }
 
+type PhaseMetric = (&'static str, fn(&Phase) -> f64);
+
 /// What phases are compared by.
-const PHASE_METRICS: [(&str, fn(&Phase) -> f64); 3] = [
+const PHASE_METRICS: [PhaseMetric; 3] = [
     ("tpot_mean_ms", |phase| phase.tpot_ms.mean),
     ("tpot_p50_ms", |phase| phase.tpot_ms.p50),
     ("tpot_p99_ms", |phase| phase.tpot_ms.p99),
