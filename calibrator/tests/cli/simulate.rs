@@ -250,9 +250,9 @@ fn what_comes_may_change_and_each_phase_is_told() {
 #[test]
 fn workers_may_spread_their_experts_and_verify_several_tokens() {
     let bench = bench();
-    bench
-        .eldr("place b.eldr t.jsonl --gpus 2 -o placed")
-        .succeeded();
+    // It notes that two requests per cluster say little.
+    let placing = bench.eldr("place b.eldr t.jsonl --gpus 2 -o placed");
+    assert_eq!(placing.code, 0, "{}", placing.stderr);
     let command = format!(
         "{QUICK} --blob b.eldr --rate 40 --policies round_robin --verify 3 --accept 2 --load-unit kv_tokens"
     );
