@@ -23,6 +23,7 @@ pub mod mix;
 pub mod placement;
 pub mod policy;
 mod running;
+mod spec;
 pub mod usage;
 pub mod views;
 pub mod workload;
