@@ -19,6 +19,7 @@ pub mod split;
 pub mod tune;
 pub mod verdict;
 
+use eldr_core::decide::Policy;
 use serde::Serialize;
 
 use crate::error::Error;
@@ -27,9 +28,8 @@ use crate::simulate::{Cluster, Plan, PolicySpec, Workload};
 use candidates::Grid;
 use ceiling::Ceiling;
 use goodput::Goodput;
-use ground::{Case, Ground, Trial};
+use ground::{Case, Trial};
 use judge::{Harm, Judged, judge};
-use split::Split;
 use tune::{Chosen, Tuned, tune};
 use verdict::Verdict;
 
@@ -54,6 +54,8 @@ pub struct Question<'a> {
     pub plan: Plan<'a>,
     /// Names of the decode workers.
     pub workers: &'a [String],
+    /// Policies that may be recommended, at least one, each looking at signatures.
+    pub policies: &'a [Policy],
     /// Requests of other traffic that a wrong calibration is made of; without, one half of the kinds stands for the other.
     pub other: Option<&'a Requests>,
 }
@@ -117,21 +119,19 @@ pub fn advise(
 ) -> Result<Advice, Error> {
     let splits = split::splits(question, effort)?;
     progress.begin("fitting", splits.len());
-    let grounds: Vec<(Ground<'_>, Ground<'_>)> = splits
-        .iter()
-        .map(|split: &Split| {
-            let grounds = split.grounds(question)?;
-            progress.done();
-            Ok(grounds)
-        })
-        .collect::<Result<_, Error>>()?;
-    let (tuning, evaluation): (Vec<Ground<'_>>, Vec<Ground<'_>>) = grounds.into_iter().unzip();
-
+    let (mut tuning, mut calibration, mut evaluation) = (Vec::new(), Vec::new(), Vec::new());
+    for split in &splits {
+        let grounds = split.grounds(question)?;
+        tuning.push(grounds.tuning);
+        calibration.push(grounds.calibration);
+        evaluation.push(grounds.evaluation);
+        progress.done();
+    }
     let Chosen {
         tuned,
         harmful,
         unbounded,
-    } = tune(&tuning, effort, progress)?;
+    } = tune(&tuning, &calibration, question.policies, effort, progress)?;
     let balancers = BALANCERS.map(|name| spec(name).map(|spec| (spec, 0)));
     let balancers: Vec<(PolicySpec, usize)> = balancers.into_iter().collect::<Result<_, _>>()?;
     let mut policies: Vec<(PolicySpec, usize)> = tuned.iter().map(Tuned::runs).collect();

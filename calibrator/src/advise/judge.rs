@@ -100,7 +100,16 @@ pub(super) fn never_worse(
     let cases = Case::MISLEADING;
     progress.begin("misleading", 2 * cases.len() * grounds.len() * effort.seeds);
     let harms = cases.map(|case| {
-        let against_least_loaded = harm(grounds, &pair, case, effort, progress)?;
+        let has = grounds.iter().all(|ground| ground.has(case));
+        let against_least_loaded = match has {
+            true => {
+                let trials = Trial::of(&pair, case, grounds, effort);
+                let outcomes = run_all(grounds, &trials, progress)?;
+                let (own, other) = outcomes.split_at(outcomes.len() / 2);
+                Some(changes(own, [other; 3], effort.seeds))
+            }
+            false => None,
+        };
         let holds = against_least_loaded.as_ref().is_none_or(|changes| {
             [changes.mean, changes.p99]
                 .iter()
@@ -113,22 +122,6 @@ pub(super) fn never_worse(
         })
     });
     harms.into_iter().collect()
-}
-
-/// Changes of the first of the pair against the second; none where a ground does not have the case.
-pub(super) fn harm(
-    grounds: &[Ground<'_>],
-    pair: &[(PolicySpec, usize); 2],
-    case: Case,
-    effort: Effort,
-    progress: &dyn Progress,
-) -> Result<Option<Changes>, Error> {
-    if !grounds.iter().all(|ground| ground.has(case)) {
-        return Ok(None);
-    }
-    let outcomes = run_all(grounds, &Trial::of(pair, case, grounds, effort), progress)?;
-    let (own, other) = outcomes.split_at(outcomes.len() / 2);
-    Ok(Some(changes(own, [other; 3], effort.seeds)))
 }
 
 /// Changes against a reference for each value, run by run; `seeds` runs of a split follow each other.

@@ -94,12 +94,18 @@ fn ascending(indices: &[usize]) -> Vec<usize> {
     indices
 }
 
+/// The requests of a split as they are replayed.
+#[derive(Debug)]
+pub(super) struct Grounds<'a> {
+    pub(super) tuning: Ground<'a>,
+    /// The fitted ones and those that tune.
+    pub(super) calibration: Ground<'a>,
+    pub(super) evaluation: Ground<'a>,
+}
+
 impl Split {
-    /// Fits, and makes of the requests what tuning and evaluation replay.
-    pub(super) fn grounds<'a>(
-        &self,
-        question: Question<'a>,
-    ) -> Result<(Ground<'a>, Ground<'a>), Error> {
+    /// Fits, and makes of the requests what is replayed.
+    pub(super) fn grounds<'a>(&self, question: Question<'a>) -> Result<Grounds<'a>, Error> {
         let fitted = question.requests.pick(&self.fitted);
         let maps = FITS.map(|fit| self.map(question, &fitted, fit));
         let maps: Vec<Map> = maps.into_iter().collect::<Result<_, _>>()?;
@@ -141,7 +147,12 @@ impl Split {
                 plan: question.plan,
             }
         };
-        Ok((ground(&self.tuning), ground(&self.evaluation)))
+        let calibration = [self.fitted.as_slice(), &self.tuning].concat();
+        Ok(Grounds {
+            tuning: ground(&self.tuning),
+            calibration: ground(&ascending(&calibration)),
+            evaluation: ground(&self.evaluation),
+        })
     }
 
     fn map(&self, question: Question<'_>, requests: &Requests, fit: Fit) -> Result<Map, Error> {

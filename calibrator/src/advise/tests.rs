@@ -91,6 +91,7 @@ fn with_question<T>(count: usize, then: impl FnOnce(Question<'_>) -> T) -> T {
             permute_signatures: false,
         },
         workers: &workers,
+        policies: &candidates::POLICIES,
         other: None,
     })
 }
@@ -124,8 +125,13 @@ fn too_few_requests_are_no_ground_for_advice() {
 fn a_wrong_calibration_meets_only_kinds_that_it_does_not_know() {
     with_question(120, |question| {
         let splits = split::splits(question, EFFORT).unwrap();
-        let (tuning, evaluation) = splits[0].grounds(question).unwrap();
-        for ground in [&tuning, &evaluation] {
+        let grounds = splits[0].grounds(question).unwrap();
+        let sizes = [&grounds.tuning, &grounds.calibration, &grounds.evaluation];
+        assert_eq!(
+            sizes.map(|ground| ground.workload.requests.len()),
+            [20, 60, 60]
+        );
+        for ground in sizes {
             assert!(ground.has(Case::WrongCalibration) && ground.has(Case::FlashCrowd));
             let wrong = &ground.wrong.as_ref().unwrap().workload.requests;
             assert!(!wrong.is_empty());
@@ -135,7 +141,7 @@ fn a_wrong_calibration_meets_only_kinds_that_it_does_not_know() {
                     .all(|request| request.label.as_deref() == Some("y"))
             );
         }
-        let mut kinds: Vec<usize> = evaluation.kinds.concat();
+        let mut kinds: Vec<usize> = grounds.evaluation.kinds.concat();
         kinds.sort_unstable();
         assert!(kinds.into_iter().eq(0..60));
     });
@@ -267,4 +273,22 @@ fn it_deploys_only_what_is_better_beyond_chance_harmless_and_due_to_signatures()
         ..ceiling
     };
     told(changes(0.0, 0.0, 0.0), 0.0, true, &idle, "load is low");
+}
+
+#[test]
+fn the_ceiling_is_what_batches_of_one_kind_of_request_would_gain() {
+    with_question(120, |question| {
+        let balancer = Judged {
+            balances: true,
+            experts: 7.5,
+            ..judged(changes(0.0, 0.0, 0.0))
+        };
+        let ceiling = ceiling::ceiling(question, &[balancer]);
+        // Eight requests, each of which uses four of eight experts with 1/3 to 1/2 of its tokens.
+        assert!(ceiling.alike > 3.8 && ceiling.alike < 4.0, "{ceiling:?}");
+        assert!(ceiling.percent > 0.0 && ceiling.percent < 100.0);
+        let step = question.cluster.step;
+        let at_the_same_batch = step.b_ms * (7.5 - ceiling.alike) / step.step_ms(7.5, 8, 0);
+        assert!(ceiling.percent > 100.0 * at_the_same_batch, "{ceiling:?}");
+    });
 }

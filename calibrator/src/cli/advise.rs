@@ -5,13 +5,14 @@ mod text;
 use std::path::PathBuf;
 
 use clap::Args;
+use eldr_core::decide::Policy;
 use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::simulate::options::{ArrivalOptions, ClusterOptions, not_negative};
 use super::simulate::text::command;
-use crate::advise::candidates::Grid;
+use crate::advise::candidates::{Grid, POLICIES};
 use crate::advise::{Advice, Effort, Progress, Question, advise};
 use crate::envoy;
 use crate::error::Error;
@@ -52,6 +53,10 @@ pub(super) struct AdviseArgs {
     /// or regions, stands for the other]
     #[arg(long, value_name = "TRACE")]
     other: Vec<PathBuf>,
+    /// Policies to choose among, such as band,top1 for gateways that keep no running batches
+    /// [default: all that look at signatures]
+    #[arg(long, value_delimiter = ',', value_parser = policy, value_name = "POLICY,…")]
+    policies: Vec<Policy>,
     #[command(flatten)]
     cluster: ClusterOptions,
     #[command(flatten)]
@@ -74,6 +79,15 @@ pub(super) struct AdviseArgs {
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
+}
+
+/// A policy that can be tuned.
+fn policy(text: &str) -> Result<Policy, String> {
+    let found = POLICIES.into_iter().find(|policy| policy.name() == text);
+    found.ok_or_else(|| {
+        let names = POLICIES.map(Policy::name).join(", ");
+        format!("one of {names} was expected")
+    })
 }
 
 /// The advice, and how to follow it.
@@ -124,6 +138,10 @@ impl AdviseArgs {
             cluster: &cluster,
             plan: self.arrivals.plan(lengths.as_ref(), false),
             workers: &workers,
+            policies: match self.policies.is_empty() {
+                true => &POLICIES,
+                false => &self.policies,
+            },
             other: other.as_ref(),
         };
         let bars = Bars(super::working(0));

@@ -161,6 +161,7 @@ fn advice_that_cannot_be_given() {
         "advise two.jsonl --topology g.toml --decode 4",
         "advise two.jsonl --topology missing.toml",
         "advise two.jsonl --splits 1",
+        "advise two.jsonl --policies band,p2c",
     ];
     assert_snapshot!(transcript(&bench, &commands));
 }

@@ -55,7 +55,7 @@ fn verdict(report: &Report<'_>) -> String {
     if !verdict.deploy {
         let reasons = verdict.reasons.join("\n         ");
         return format!(
-            "advice   do not deploy: {} is as good or better\nbecause  {reasons}\nfilter   {{\"models\":[{model}], …}}\n",
+            "advice   do not deploy; keep {}\nbecause  {reasons}\nfilter   {{\"models\":[{model}], …}}\n",
             verdict.policy
         );
     }
