@@ -92,6 +92,7 @@ fn row(
         },
         duration: cluster.duration,
         lengths: None,
+        mix: None,
         decode_tokens: Some(512),
         permute_signatures: false,
     };

@@ -57,9 +57,9 @@ enum Command {
     /// Shows why a request would be sent to which decode worker
     Explain(explain::ExplainArgs),
     /// Replays a trace on a simulated cluster and compares policies
-    Simulate(simulate::SimulateArgs),
+    Simulate(Box<simulate::SimulateArgs>),
     /// Says which policy to deploy for the traffic of a trace, what it will gain, or to deploy none
-    Advise(advise::AdviseArgs),
+    Advise(Box<advise::AdviseArgs>),
     /// Lets the regions of a blob follow recent requests
     Refit(refit::RefitArgs),
     /// Brings back an older revision of a blob

@@ -164,7 +164,7 @@ impl Ground<'_> {
             crowd(&mut arrivals, kind, plan.duration);
         }
         let mut rule = Rule::default();
-        rule.objective.step = cluster.step;
+        rule.objective.step = cluster.assumed.unwrap_or(cluster.step);
         let mut router = router(&trial.spec, &rule, Some(known), workload, &cluster)?;
         Ok(run(&cluster, workload, &arrivals, router.as_mut()))
     }

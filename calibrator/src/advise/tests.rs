@@ -43,6 +43,7 @@ fn trace(count: usize) -> (Requests, Workload) {
         let activation = Activation::from_counts(GEOMETRY, &counts, 30).unwrap();
         requests.push(Request {
             record: n.to_string().into(),
+            trace: 0,
             label: Some(["x", "y"][n % 2].into()),
             signature: Some(header.into()),
             ts: None,
@@ -87,6 +88,7 @@ fn with_question<T>(count: usize, then: impl FnOnce(Question<'_>) -> T) -> T {
             },
             duration: cluster.duration,
             lengths: None,
+            mix: None,
             decode_tokens: None,
             permute_signatures: false,
         },

@@ -112,7 +112,11 @@ impl AdviseArgs {
     /// What clap cannot check on its own; the text is for a usage error.
     pub(super) fn check(&self) -> Result<(), String> {
         self.cluster.check()?;
-        self.arrivals.check()
+        self.arrivals.check()?;
+        match self.arrivals.mix() {
+            Some(_) => Err("--mix: advice is for traffic as in the trace, and tried on traffic that changes in any case\nhint: leave it out".into()),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn run(&self) -> Result<String, Error> {
@@ -136,7 +140,7 @@ impl AdviseArgs {
             requests: &requests,
             workload: &workload,
             cluster: &cluster,
-            plan: self.arrivals.plan(lengths.as_ref(), false),
+            plan: self.arrivals.plan(lengths.as_ref(), None, false),
             workers: &workers,
             policies: match self.policies.is_empty() {
                 true => &POLICIES,
@@ -217,7 +221,7 @@ impl AdviseArgs {
         if let (PolicyKind::Rule(policy), Some(q)) = (spec.kind, spec.exponent)
             && policy.measure().is_some()
         {
-            let step = cluster.step;
+            let step = cluster.assumed.unwrap_or(cluster.step);
             model.insert("step_exponent".into(), json!(q));
             model.insert("step_t0_ms".into(), json!(step.t0_ms));
             model.insert("step_b_ms".into(), json!(step.b_ms));
