@@ -267,7 +267,7 @@ fn it_deploys_only_what_is_better_beyond_chance_harmless_and_due_to_signatures()
     );
     let little = Ceiling {
         percent: 1.0,
-        ..ceiling.clone()
+        ..ceiling
     };
     told(changes(0.0, 0.0, 0.0), 0.0, true, &little, "little to gain");
     let idle = Ceiling {
