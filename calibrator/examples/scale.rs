@@ -150,8 +150,8 @@ impl Router for Timed<'_> {
         self.inner.left(gateway, worker, signature);
     }
 
-    fn shared(&mut self) {
-        self.inner.shared();
+    fn shared(&mut self) -> f64 {
+        self.inner.shared()
     }
 }
 

@@ -121,8 +121,6 @@ impl AdviseArgs {
 
     pub(super) fn run(&self) -> Result<String, Error> {
         let (workers, prefill) = self.workers()?;
-        let mut cluster = self.cluster.cluster(workers.len(), &self.arrivals);
-        cluster.prefill_workers = prefill.unwrap_or(cluster.prefill_workers);
         self.cluster.check_changes(workers.len())?;
         let bar = super::reading();
         let workload = Workload::read(&self.traces, self.replay, || bar.inc(1))?;
@@ -133,6 +131,9 @@ impl AdviseArgs {
         };
         bar.finish_and_clear();
         check_other(&requests, other.as_ref())?;
+        let geometry = workload.geometry;
+        let mut cluster = self.cluster.cluster(&workers, geometry, &self.arrivals)?;
+        cluster.prefill_workers = prefill.unwrap_or(cluster.prefill_workers);
         self.cluster.note_on_experts(workload.geometry.experts);
         let lengths = self.arrivals.lengths.as_deref();
         let lengths = lengths.map(Lengths::read).transpose()?;

@@ -205,6 +205,8 @@ pub struct Ask<'a> {
     pub request: usize,
     /// Which request's signature it carries.
     pub signature: usize,
+    /// Tokens that it will have in the KV cache, as the gateway expects.
+    pub kv_tokens: u32,
     /// The decode workers as the gateway sees them.
     pub workers: &'a [Worker],
     /// The decision's randomness.
@@ -217,18 +219,20 @@ pub trait Router {
     /// Chooses the decode worker.
     fn choose(&mut self, ask: Ask<'_>) -> Decision;
 
-    /// A request with the signature of request `signature` was sent by `gateway` to `worker`.
-    fn entered(&mut self, gateway: usize, worker: usize, signature: usize) {
-        let _ = (gateway, worker, signature);
+    /// The arrival that was chosen for last was sent by `gateway` to `worker`.
+    fn entered(&mut self, gateway: usize, worker: usize, arrival: usize) {
+        let _ = (gateway, worker, arrival);
     }
 
     /// It is done, or its worker has failed.
-    fn left(&mut self, gateway: usize, worker: usize, signature: usize) {
-        let _ = (gateway, worker, signature);
+    fn left(&mut self, gateway: usize, worker: usize, arrival: usize) {
+        let _ = (gateway, worker, arrival);
     }
 
-    /// The gateways tell each other what they have in flight.
-    fn shared(&mut self) {}
+    /// The gateways tell each other what they have in flight. Returns the bytes that each one tells, in the mean.
+    fn shared(&mut self) -> f64 {
+        0.0
+    }
 }
 
 /// A blob bound to the decode workers, and what it says of each request; the same for all policies and runs.

@@ -1,14 +1,16 @@
 //! What serves, and what is asked for.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use eldr_core::engine::StepModel;
+use eldr_core::engine::{Ranks, Speculation, StepModel};
+use eldr_core::signature::Geometry;
 
 use crate::error::Error;
 use crate::simulate::mix::Point;
-use crate::simulate::{Change, Cluster, Lengths, Mix, Plan, Times};
+use crate::simulate::{Change, Cluster, Lengths, LoadUnit, Mix, Plan, Times, placement};
 
 /// Workers of a pool, and gateways.
 const WORKERS_MAX: i64 = 4096;
@@ -28,6 +30,25 @@ pub(in crate::cli) struct ClusterOptions {
     /// How often gateways learn each other's requests in flight: ms, 0 for at once, or never
     #[arg(long, default_value = "0", value_parser = share, value_name = "MS|never")]
     share_ms: Share,
+    /// They tell each other what runs on each worker as well, quantised, not only how much
+    #[arg(long)]
+    share_batches: bool,
+    /// What gateways count loads in
+    #[arg(long, value_enum, default_value_t = LoadUnit::Requests)]
+    load_unit: LoadUnit,
+    /// Expert parallelism: each decode worker spreads its experts over so many GPUs, in their order,
+    /// and every layer waits for the busiest
+    #[arg(long, value_name = "N", conflicts_with = "placement", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    ep_ranks: Option<u16>,
+    /// The same as placed by `eldr place --output`, each worker its own way
+    #[arg(long, value_name = "FILE")]
+    placement: Option<PathBuf>,
+    /// Speculative decoding: tokens of each request that a step verifies
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    verify: u32,
+    /// How many of them are accepted
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    accept: u32,
     /// Model whose step coefficients are taken
     #[arg(long, value_enum, default_value_t = Model::Qwen3_30bA3b)]
     model: Model,
@@ -195,6 +216,15 @@ impl ClusterOptions {
                 "--share-ms: one gateway has nobody to share with\nhint: give --gateways".into(),
             );
         }
+        if self.share_batches && self.share_ms.0.is_none_or(|every| every.is_zero()) {
+            return Err("--share-batches: gateways share at no time of their own\nhint: give --share-ms, such as 200; with 0 all know all at once".into());
+        }
+        if self.accept > self.verify {
+            return Err(format!(
+                "--accept {}: a step verifies {}\nhint: give --verify",
+                self.accept, self.verify
+            ));
+        }
         Ok(())
     }
 
@@ -219,7 +249,23 @@ impl ClusterOptions {
         }
     }
 
-    pub(in crate::cli) fn cluster(&self, workers: usize, arrivals: &ArrivalOptions) -> Cluster {
+    /// Where the experts of each worker are.
+    fn ranks(&self, workers: &[String], geometry: Geometry) -> Result<Vec<Arc<Ranks>>, Error> {
+        match (&self.placement, self.ep_ranks) {
+            (Some(path), _) => placement::read(path, geometry, workers),
+            (None, Some(ranks)) => Ok(vec![placement::contiguous(geometry, ranks.into())?]),
+            (None, None) => Ok(Vec::new()),
+        }
+    }
+
+    /// # Errors
+    /// The placement is none of these workers or of this model.
+    pub(in crate::cli) fn cluster(
+        &self,
+        workers: &[String],
+        geometry: Geometry,
+        arrivals: &ArrivalOptions,
+    ) -> Result<Cluster, Error> {
         let model = self.model.step();
         let step = StepModel {
             t0_ms: self.t0_ms.unwrap_or(model.t0_ms),
@@ -227,22 +273,29 @@ impl ClusterOptions {
             c_ms: self.c_ms.unwrap_or(model.c_ms),
             kv_ms_per_1k: self.kv_ms_per_1k.unwrap_or(model.kv_ms_per_1k),
         };
-        Cluster {
+        Ok(Cluster {
             prefill_workers: self.prefill.into(),
             prefill_ms_per_token: self.prefill_ms_per_token,
             transfer_ms: self.transfer_ms,
-            decode_workers: workers,
+            decode_workers: workers.len(),
             batch_max: self.batch_max as usize,
             kv_tokens_max: self.kv_tokens,
             step,
             assumed: self.assumed(step),
+            ranks: self.ranks(workers, geometry)?,
+            speculation: Speculation {
+                verify: self.verify,
+                accept: self.accept,
+            },
+            load_unit: self.load_unit,
             gateways: self.gateways.into(),
             share: self.share_ms.0,
+            share_batches: self.share_batches,
             changes: self.changes.clone(),
             warm_up: Duration::from_secs_f64(arrivals.warm_up),
             duration: Duration::from_secs_f64(arrivals.duration),
             phases: arrivals.mix().map_or_else(Vec::new, |mix| mix.phases()),
-        }
+        })
     }
 
     fn assumed(&self, step: StepModel) -> Option<StepModel> {
