@@ -1,7 +1,7 @@
 //! `eldr simulate`.
 
-mod options;
-mod text;
+pub(super) mod options;
+pub(super) mod text;
 
 use std::path::PathBuf;
 

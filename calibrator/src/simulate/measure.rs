@@ -31,7 +31,7 @@ impl Spread {
 }
 
 /// How one policy did in one run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Outcome {
     /// Requests measured.
     pub requests: usize,

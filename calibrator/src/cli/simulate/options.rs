@@ -17,13 +17,13 @@ const WORKERS_MAX: i64 = 4096;
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Cluster")]
-pub(super) struct ClusterOptions {
+pub(in crate::cli) struct ClusterOptions {
     /// Prefill workers; with 0 prefill takes no time
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=WORKERS_MAX))]
     prefill: u16,
     /// Decode workers [default: those of --blob, or 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=WORKERS_MAX))]
-    pub(super) decode: Option<u16>,
+    pub(in crate::cli) decode: Option<u16>,
     /// Gateways; requests reach them at random
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=WORKERS_MAX))]
     gateways: u16,
@@ -90,7 +90,7 @@ pub(super) struct ClusterOptions {
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Arrivals")]
-pub(super) struct ArrivalOptions {
+pub(in crate::cli) struct ArrivalOptions {
     /// Where times of arrival come from
     #[arg(long, value_enum, default_value_t = ArrivalsArg::Poisson)]
     arrivals: ArrivalsArg,
@@ -103,7 +103,7 @@ pub(super) struct ArrivalOptions {
     /// Prompt and answer lengths in place of the trace's: Azure's CSV
     /// (TIMESTAMP,ContextTokens,GeneratedTokens) or Mooncake's JSON Lines
     #[arg(long, value_name = "FILE")]
-    pub(super) lengths: Option<PathBuf>,
+    pub(in crate::cli) lengths: Option<PathBuf>,
     /// Tokens that every request decodes, in place of other lengths
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     decode_tokens: Option<u32>,
@@ -188,7 +188,7 @@ fn assumption(text: &str) -> Result<(Coefficient, f64), String> {
     Ok((coefficient, not_negative(ms)?))
 }
 
-fn not_negative(text: &str) -> Result<f64, String> {
+pub(in crate::cli) fn not_negative(text: &str) -> Result<f64, String> {
     let number = text
         .parse()
         .ok()
@@ -206,11 +206,11 @@ fn positive(text: &str) -> Result<f64, String> {
 
 impl ClusterOptions {
     /// Decode workers where no blob names them.
-    pub(super) fn decode_workers(&self) -> usize {
+    pub(in crate::cli) fn decode_workers(&self) -> usize {
         self.decode.map_or(16, usize::from)
     }
 
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(in crate::cli) fn check(&self) -> Result<(), String> {
         if self.gateways == 1 && self.share_ms.0 != Some(Duration::ZERO) {
             return Err(
                 "--share-ms: one gateway has nobody to share with\nhint: give --gateways".into(),
@@ -229,7 +229,7 @@ impl ClusterOptions {
     }
 
     /// Once it is known how many workers there are.
-    pub(super) fn check_changes(&self, workers: usize) -> Result<(), Error> {
+    pub(in crate::cli) fn check_changes(&self, workers: usize) -> Result<(), Error> {
         match self.changes.iter().find(|change| change.worker >= workers) {
             Some(change) => Err(Error::new(
                 format!("--change: there is no decode worker {}", change.worker),
@@ -240,7 +240,7 @@ impl ClusterOptions {
     }
 
     /// A replay of a smaller model under the coefficients of a large one needs a word.
-    pub(super) fn note_on_experts(&self, experts: usize) {
+    pub(in crate::cli) fn note_on_experts(&self, experts: usize) {
         if self.b_ms.is_none() && experts != EXPERTS {
             eprintln!(
                 "note: step coefficients are for {EXPERTS} experts per layer, the trace has {experts}; with --b-ms {:.3} the same share of experts costs the same",
@@ -260,7 +260,7 @@ impl ClusterOptions {
 
     /// # Errors
     /// The placement is none of these workers or of this model.
-    pub(super) fn cluster(
+    pub(in crate::cli) fn cluster(
         &self,
         workers: &[String],
         geometry: Geometry,
@@ -314,7 +314,7 @@ impl ClusterOptions {
 }
 
 impl ArrivalOptions {
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(in crate::cli) fn check(&self) -> Result<(), String> {
         if self.arrivals == ArrivalsArg::Lengths && self.lengths.is_none() {
             return Err(
                 "--arrivals lengths: there are no lengths\nhint: give their file with --lengths"
@@ -344,11 +344,11 @@ impl ArrivalOptions {
     }
 
     /// What comes when, if that is asked for; [`check`](Self::check) has seen it.
-    pub(super) fn mix(&self) -> Option<Mix> {
+    pub(in crate::cli) fn mix(&self) -> Option<Mix> {
         Mix::new(self.mix.clone()).ok()
     }
 
-    pub(super) fn plan<'a>(
+    pub(in crate::cli) fn plan<'a>(
         &self,
         lengths: Option<&'a Lengths>,
         mix: Option<&'a Mix>,
