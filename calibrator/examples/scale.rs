@@ -6,6 +6,7 @@
 //! shipped traces. Beside policies as they are there is `sampled`: `marginal` on 16 workers that are drawn from those below the load
 //! cap. Times are of this machine and of the decision alone: mean over all of a run, one thread.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -142,12 +143,12 @@ impl Router for Timed<'_> {
         decision
     }
 
-    fn entered(&mut self, gateway: usize, worker: usize, signature: usize) {
-        self.inner.entered(gateway, worker, signature);
+    fn entered(&mut self, gateway: usize, worker: usize, arrival: usize) {
+        self.inner.entered(gateway, worker, arrival);
     }
 
-    fn left(&mut self, gateway: usize, worker: usize, signature: usize) {
-        self.inner.left(gateway, worker, signature);
+    fn left(&mut self, gateway: usize, worker: usize, arrival: usize) {
+        self.inner.left(gateway, worker, arrival);
     }
 
     fn shared(&mut self) -> f64 {
@@ -161,7 +162,10 @@ struct Sampled<'a> {
     workload: &'a Workload,
     /// Of each gateway, or one for all.
     batches: Vec<Batches>,
-    footprints: Vec<Option<Footprint>>,
+    /// What the request that was decided last adds.
+    decided: Footprint,
+    /// By arrival.
+    in_flight: HashMap<usize, Footprint>,
     request: Request,
     scratch: Scratch,
     counts: Vec<f32>,
@@ -188,7 +192,8 @@ impl<'a> Sampled<'a> {
             rule,
             workload,
             batches: vec![idle; views],
-            footprints: vec![None; workload.requests.len()],
+            decided: Footprint::unknown(0),
+            in_flight: HashMap::new(),
             request: Request::default(),
             scratch: Scratch::default(),
             counts: Vec::new(),
@@ -213,10 +218,10 @@ impl Router for Sampled<'_> {
         let view = ask.gateway % self.batches.len();
         let seen = self.see(view, ask.signature).is_some();
         let tokens = self.workload.requests[ask.signature].prompt_tokens;
-        self.footprints[ask.signature].get_or_insert_with(|| match seen {
+        self.decided = match seen {
             true => self.request.footprint(),
             false => Footprint::unknown(tokens.unwrap_or_default()),
-        });
+        };
         let load: f64 = ask.workers.iter().map(|worker| worker.load).sum();
         let limit =
             self.rule.max_load_factor.unwrap_or(f64::INFINITY) * load / ask.workers.len() as f64;
@@ -251,17 +256,17 @@ impl Router for Sampled<'_> {
         }
     }
 
-    fn entered(&mut self, gateway: usize, worker: usize, signature: usize) {
+    fn entered(&mut self, gateway: usize, worker: usize, arrival: usize) {
         let view = gateway % self.batches.len();
-        if let Some(footprint) = &self.footprints[signature] {
-            self.batches[view].join(WorkerIndex(worker), footprint);
-        }
+        let footprint = std::mem::replace(&mut self.decided, Footprint::unknown(0));
+        self.batches[view].join(WorkerIndex(worker), &footprint);
+        self.in_flight.insert(arrival, footprint);
     }
 
-    fn left(&mut self, gateway: usize, worker: usize, signature: usize) {
+    fn left(&mut self, gateway: usize, worker: usize, arrival: usize) {
         let view = gateway % self.batches.len();
-        if let Some(footprint) = &self.footprints[signature] {
-            self.batches[view].leave(WorkerIndex(worker), footprint);
+        if let Some(footprint) = self.in_flight.remove(&arrival) {
+            self.batches[view].leave(WorkerIndex(worker), &footprint);
         }
     }
 }
