@@ -56,7 +56,7 @@ enum Command {
     /// Shows why a request would be sent to which decode worker
     Explain(explain::ExplainArgs),
     /// Replays a trace on a simulated cluster and compares policies
-    Simulate(simulate::SimulateArgs),
+    Simulate(Box<simulate::SimulateArgs>),
     /// Lets the regions of a blob follow recent requests
     Refit(refit::RefitArgs),
     /// Brings back an older revision of a blob
