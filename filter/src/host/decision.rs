@@ -79,17 +79,17 @@ pub(super) fn choose(
         stages::end("clock");
         let started = now_ns();
         let course = plugin.course(model, request_id, now);
-        let kv_tokens = match config.counts_tokens() {
-            true => vm.expected.arrives(plugin.name(model), tokens),
-            false => 0,
-        };
+        let counts = config.counts_tokens();
         let question = Question {
             plugin,
             clue,
             prompt: Prompt {
                 header: clue.header(),
                 tokens: tokens.prompt,
-                kv_tokens,
+                kv_tokens: match counts {
+                    true => vm.expected.expects(plugin.name(model), tokens),
+                    false => 0,
+                },
             },
             held: clue.hold(plugin, model, now, vm),
         };
@@ -117,9 +117,12 @@ pub(super) fn choose(
         let shadow = (plugin.rollout(model) == Some(Rollout::Shadow))
             .then(|| question.decide(model.into(), &workers, draw, vm));
         let cluster = plugin.decode_cluster(decision.target);
-        let mut flight = vm
-            .loads
-            .start(&EnvoyShared, cluster, kv_tokens, now, timing);
+        // After the decision: what others have is judged by those that were sent before.
+        let tokens = match counts {
+            true => vm.expected.arrives(plugin.name(model), tokens),
+            false => 0,
+        };
+        let mut flight = vm.loads.start(&EnvoyShared, cluster, tokens, now, timing);
         stages::end("in_flight");
         let known = question.known(decision.target, vm);
         flight.sit(question.join(decision.target, vm));
