@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 done, 1 failed (`error:` and `hint:` on stderr), 2 wrong usage.
 
+mod advise;
 mod convert;
 mod envoy;
 mod explain;
@@ -57,6 +58,8 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Replays a trace on a simulated cluster and compares policies
     Simulate(Box<simulate::SimulateArgs>),
+    /// Says which policy to deploy for the traffic of a trace, what it will gain, or to deploy none
+    Advise(Box<advise::AdviseArgs>),
     /// Lets the regions of a blob follow recent requests
     Refit(refit::RefitArgs),
     /// Brings back an older revision of a blob
@@ -112,6 +115,10 @@ pub fn run() -> ExitCode {
         Command::Simulate(simulate) => match simulate.check() {
             Ok(()) => simulate.run(),
             Err(problem) => usage(&["simulate"], problem),
+        },
+        Command::Advise(advise) => match advise.check() {
+            Ok(()) => advise.run(),
+            Err(problem) => usage(&["advise"], problem),
         },
         Command::Refit(refit) => refit.run(),
         Command::Rollback(rollback) => rollback.run(),

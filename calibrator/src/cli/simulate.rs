@@ -1,7 +1,7 @@
 //! `eldr simulate`.
 
-mod options;
-mod text;
+pub(super) mod options;
+pub(super) mod text;
 
 use std::path::PathBuf;
 
@@ -135,7 +135,8 @@ impl SimulateArgs {
         let mix = self.arrivals.mix();
         let blob = self.blob()?;
         let workers = self.workers(blob.as_ref())?;
-        let cluster = self.cluster.cluster(workers.len(), &self.arrivals);
+        let geometry = workload.geometry;
+        let cluster = self.cluster.cluster(&workers, geometry, &self.arrivals)?;
         self.cluster.check_changes(workers.len())?;
         self.cluster.note_on_experts(workload.geometry.experts);
         let rule = Rule {

@@ -1,33 +1,54 @@
 //! What serves, and what is asked for.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use eldr_core::engine::StepModel;
+use eldr_core::engine::{Ranks, Speculation, StepModel};
+use eldr_core::signature::Geometry;
 
 use crate::error::Error;
 use crate::simulate::mix::Point;
-use crate::simulate::{Change, Cluster, Lengths, Mix, Plan, Times};
+use crate::simulate::{Change, Cluster, Lengths, LoadUnit, Mix, Plan, Times, placement};
 
 /// Workers of a pool, and gateways.
 const WORKERS_MAX: i64 = 4096;
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Cluster")]
-pub(super) struct ClusterOptions {
+pub(in crate::cli) struct ClusterOptions {
     /// Prefill workers; with 0 prefill takes no time
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=WORKERS_MAX))]
     prefill: u16,
     /// Decode workers [default: those of --blob, or 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=WORKERS_MAX))]
-    pub(super) decode: Option<u16>,
+    pub(in crate::cli) decode: Option<u16>,
     /// Gateways; requests reach them at random
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=WORKERS_MAX))]
     gateways: u16,
     /// How often gateways learn each other's requests in flight: ms, 0 for at once, or never
     #[arg(long, default_value = "0", value_parser = share, value_name = "MS|never")]
     share_ms: Share,
+    /// They tell each other what runs on each worker as well, quantised, not only how much
+    #[arg(long)]
+    share_batches: bool,
+    /// What gateways count loads in
+    #[arg(long, value_enum, default_value_t = LoadUnit::Requests)]
+    load_unit: LoadUnit,
+    /// Expert parallelism: each decode worker spreads its experts over so many GPUs, in their order,
+    /// and every layer waits for the busiest
+    #[arg(long, value_name = "N", conflicts_with = "placement", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    ep_ranks: Option<u16>,
+    /// The same as placed by `eldr place --output`, each worker its own way
+    #[arg(long, value_name = "FILE")]
+    placement: Option<PathBuf>,
+    /// Speculative decoding: tokens of each request that a step verifies
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    verify: u32,
+    /// How many of them are accepted
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    accept: u32,
     /// Model whose step coefficients are taken
     #[arg(long, value_enum, default_value_t = Model::Qwen3_30bA3b)]
     model: Model,
@@ -69,7 +90,7 @@ pub(super) struct ClusterOptions {
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Arrivals")]
-pub(super) struct ArrivalOptions {
+pub(in crate::cli) struct ArrivalOptions {
     /// Where times of arrival come from
     #[arg(long, value_enum, default_value_t = ArrivalsArg::Poisson)]
     arrivals: ArrivalsArg,
@@ -82,7 +103,7 @@ pub(super) struct ArrivalOptions {
     /// Prompt and answer lengths in place of the trace's: Azure's CSV
     /// (TIMESTAMP,ContextTokens,GeneratedTokens) or Mooncake's JSON Lines
     #[arg(long, value_name = "FILE")]
-    pub(super) lengths: Option<PathBuf>,
+    pub(in crate::cli) lengths: Option<PathBuf>,
     /// Tokens that every request decodes, in place of other lengths
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     decode_tokens: Option<u32>,
@@ -167,7 +188,7 @@ fn assumption(text: &str) -> Result<(Coefficient, f64), String> {
     Ok((coefficient, not_negative(ms)?))
 }
 
-fn not_negative(text: &str) -> Result<f64, String> {
+pub(in crate::cli) fn not_negative(text: &str) -> Result<f64, String> {
     let number = text
         .parse()
         .ok()
@@ -185,21 +206,30 @@ fn positive(text: &str) -> Result<f64, String> {
 
 impl ClusterOptions {
     /// Decode workers where no blob names them.
-    pub(super) fn decode_workers(&self) -> usize {
+    pub(in crate::cli) fn decode_workers(&self) -> usize {
         self.decode.map_or(16, usize::from)
     }
 
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(in crate::cli) fn check(&self) -> Result<(), String> {
         if self.gateways == 1 && self.share_ms.0 != Some(Duration::ZERO) {
             return Err(
                 "--share-ms: one gateway has nobody to share with\nhint: give --gateways".into(),
             );
         }
+        if self.share_batches && self.share_ms.0.is_none_or(|every| every.is_zero()) {
+            return Err("--share-batches: gateways share at no time of their own\nhint: give --share-ms, such as 200; with 0 all know all at once".into());
+        }
+        if self.accept > self.verify {
+            return Err(format!(
+                "--accept {}: a step verifies {}\nhint: give --verify",
+                self.accept, self.verify
+            ));
+        }
         Ok(())
     }
 
     /// Once it is known how many workers there are.
-    pub(super) fn check_changes(&self, workers: usize) -> Result<(), Error> {
+    pub(in crate::cli) fn check_changes(&self, workers: usize) -> Result<(), Error> {
         match self.changes.iter().find(|change| change.worker >= workers) {
             Some(change) => Err(Error::new(
                 format!("--change: there is no decode worker {}", change.worker),
@@ -210,7 +240,7 @@ impl ClusterOptions {
     }
 
     /// A replay of a smaller model under the coefficients of a large one needs a word.
-    pub(super) fn note_on_experts(&self, experts: usize) {
+    pub(in crate::cli) fn note_on_experts(&self, experts: usize) {
         if self.b_ms.is_none() && experts != EXPERTS {
             eprintln!(
                 "note: step coefficients are for {EXPERTS} experts per layer, the trace has {experts}; with --b-ms {:.3} the same share of experts costs the same",
@@ -219,7 +249,23 @@ impl ClusterOptions {
         }
     }
 
-    pub(super) fn cluster(&self, workers: usize, arrivals: &ArrivalOptions) -> Cluster {
+    /// Where the experts of each worker are.
+    fn ranks(&self, workers: &[String], geometry: Geometry) -> Result<Vec<Arc<Ranks>>, Error> {
+        match (&self.placement, self.ep_ranks) {
+            (Some(path), _) => placement::read(path, geometry, workers),
+            (None, Some(ranks)) => Ok(vec![placement::contiguous(geometry, ranks.into())?]),
+            (None, None) => Ok(Vec::new()),
+        }
+    }
+
+    /// # Errors
+    /// The placement is none of these workers or of this model.
+    pub(in crate::cli) fn cluster(
+        &self,
+        workers: &[String],
+        geometry: Geometry,
+        arrivals: &ArrivalOptions,
+    ) -> Result<Cluster, Error> {
         let model = self.model.step();
         let step = StepModel {
             t0_ms: self.t0_ms.unwrap_or(model.t0_ms),
@@ -227,22 +273,29 @@ impl ClusterOptions {
             c_ms: self.c_ms.unwrap_or(model.c_ms),
             kv_ms_per_1k: self.kv_ms_per_1k.unwrap_or(model.kv_ms_per_1k),
         };
-        Cluster {
+        Ok(Cluster {
             prefill_workers: self.prefill.into(),
             prefill_ms_per_token: self.prefill_ms_per_token,
             transfer_ms: self.transfer_ms,
-            decode_workers: workers,
+            decode_workers: workers.len(),
             batch_max: self.batch_max as usize,
             kv_tokens_max: self.kv_tokens,
             step,
             assumed: self.assumed(step),
+            ranks: self.ranks(workers, geometry)?,
+            speculation: Speculation {
+                verify: self.verify,
+                accept: self.accept,
+            },
+            load_unit: self.load_unit,
             gateways: self.gateways.into(),
             share: self.share_ms.0,
+            share_batches: self.share_batches,
             changes: self.changes.clone(),
             warm_up: Duration::from_secs_f64(arrivals.warm_up),
             duration: Duration::from_secs_f64(arrivals.duration),
             phases: arrivals.mix().map_or_else(Vec::new, |mix| mix.phases()),
-        }
+        })
     }
 
     fn assumed(&self, step: StepModel) -> Option<StepModel> {
@@ -261,7 +314,7 @@ impl ClusterOptions {
 }
 
 impl ArrivalOptions {
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(in crate::cli) fn check(&self) -> Result<(), String> {
         if self.arrivals == ArrivalsArg::Lengths && self.lengths.is_none() {
             return Err(
                 "--arrivals lengths: there are no lengths\nhint: give their file with --lengths"
@@ -291,11 +344,11 @@ impl ArrivalOptions {
     }
 
     /// What comes when, if that is asked for; [`check`](Self::check) has seen it.
-    pub(super) fn mix(&self) -> Option<Mix> {
+    pub(in crate::cli) fn mix(&self) -> Option<Mix> {
         Mix::new(self.mix.clone()).ok()
     }
 
-    pub(super) fn plan<'a>(
+    pub(in crate::cli) fn plan<'a>(
         &self,
         lengths: Option<&'a Lengths>,
         mix: Option<&'a Mix>,
