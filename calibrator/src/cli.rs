@@ -58,7 +58,7 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Replays a trace on a simulated cluster and compares policies
     Simulate(Box<simulate::SimulateArgs>),
-    /// Says which policy to deploy for the traffic of a trace, what it will gain, or to deploy none
+    /// Says what to deploy for the traffic of a trace and what to expect, or why nothing
     Advise(Box<advise::AdviseArgs>),
     /// Lets the regions of a blob follow recent requests
     Refit(refit::RefitArgs),
