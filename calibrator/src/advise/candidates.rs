@@ -30,7 +30,7 @@ impl Grid {
     fn caps(self) -> &'static [&'static str] {
         match self {
             Grid::Full => &["1", "1.05", "1.1", "1.15", "1.25"],
-            Grid::Quick => &["1", "1.1"],
+            Grid::Quick => &["1", "1.05", "1.1"],
         }
     }
 
