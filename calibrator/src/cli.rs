@@ -6,12 +6,14 @@ mod convert;
 mod envoy;
 mod explain;
 mod fit;
+mod generate;
 mod inspect;
 mod place;
 mod record;
 mod refit;
 mod remap;
 mod report;
+mod reproduce;
 mod serve;
 mod simulate;
 
@@ -57,6 +59,10 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Replays a trace on a simulated cluster and compares policies
     Simulate(simulate::SimulateArgs),
+    /// Writes a trace of generated requests at the size of a published model
+    Generate(generate::GenerateArgs),
+    /// Simulates the published figures again and says how far apart the two are
+    Reproduce(reproduce::ReproduceArgs),
     /// Lets the regions of a blob follow recent requests
     Refit(refit::RefitArgs),
     /// Brings back an older revision of a blob
@@ -113,6 +119,8 @@ pub fn run() -> ExitCode {
             Ok(()) => simulate.run(),
             Err(problem) => usage(&["simulate"], problem),
         },
+        Command::Generate(generate) => generate.run(),
+        Command::Reproduce(reproduce) => reproduce.run(),
         Command::Refit(refit) => refit.run(),
         Command::Rollback(rollback) => rollback.run(),
         Command::Report(report) => report.run(),

@@ -3,6 +3,8 @@
 mod options;
 mod text;
 
+pub(super) use text::command;
+
 use std::path::PathBuf;
 
 use clap::Args;
@@ -93,6 +95,8 @@ struct Report<'a> {
     records_skipped: usize,
     exact: bool,
     step_model: eldr_core::engine::StepModel,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step_fit: Option<crate::steps::StepFit>,
     regions: Option<usize>,
     tau: f32,
     max_load_factor: Option<f64>,
@@ -125,7 +129,10 @@ impl SimulateArgs {
             .transpose()?;
         let blob = self.blob()?;
         let workers = self.workers(blob.as_ref())?;
-        let cluster = self.cluster.cluster(workers.len(), &self.arrivals);
+        let (step, step_fit) = self
+            .cluster
+            .step(workers.len(), self.arrivals.decode_tokens)?;
+        let cluster = self.cluster.cluster(workers.len(), step, &self.arrivals);
         self.cluster.check_changes(workers.len())?;
         self.cluster.note_on_experts(workload.geometry.experts);
         let rule = Rule {
@@ -163,6 +170,7 @@ impl SimulateArgs {
             records_skipped: workload.skipped,
             exact: workload.exact,
             step_model: cluster.step,
+            step_fit,
             regions,
             tau: rule.tau,
             max_load_factor: rule.max_load_factor,

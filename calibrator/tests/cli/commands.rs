@@ -184,6 +184,8 @@ fn help_texts() {
         "remap --help",
         "place --help",
         "explain --help",
+        "generate --help",
+        "reproduce --help",
         "report --help",
         "record --help",
         "serve --help",

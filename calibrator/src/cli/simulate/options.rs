@@ -7,7 +7,9 @@ use clap::{Args, ValueEnum};
 use eldr_core::engine::StepModel;
 
 use crate::error::Error;
+use crate::generate::Shape;
 use crate::simulate::{Change, Cluster, Lengths, Plan, Times};
+use crate::steps::{self, StepFit};
 
 /// Workers of a pool, and gateways.
 const WORKERS_MAX: i64 = 4096;
@@ -30,6 +32,10 @@ pub(super) struct ClusterOptions {
     /// Model whose step coefficients are taken
     #[arg(long, value_enum, default_value_t = Model::Qwen3_30bA3b)]
     model: Model,
+    /// Fit the step coefficients to a CSV: measured steps (batch,experts,step_ms, and kv_tokens if counted) or times per
+    /// token of load balancers (rate_rps,tpot_p50_ms, with model and policy if there are several)
+    #[arg(long, value_name = "CSV")]
+    fit_steps: Option<PathBuf>,
     /// Cost of a decode step whatever its batch, ms [default: the model's]
     #[arg(long, value_name = "MS", value_parser = not_negative)]
     t0_ms: Option<f64>,
@@ -81,7 +87,7 @@ pub(super) struct ArrivalOptions {
     pub(super) lengths: Option<PathBuf>,
     /// Tokens that every request decodes, in place of other lengths
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    decode_tokens: Option<u32>,
+    pub(super) decode_tokens: Option<u32>,
     /// Seconds in which requests arrive; all are served to their end
     #[arg(long, default_value_t = 120.0, value_name = "SECONDS", value_parser = positive)]
     duration: f64,
@@ -115,6 +121,16 @@ enum Model {
 const EXPERTS: usize = 128;
 
 impl Model {
+    /// As published, with experts per token.
+    fn facts(self) -> (&'static str, usize) {
+        let shape = match self {
+            Model::Qwen3_30bA3b => Shape::QWEN3_30B_A3B,
+            Model::GptOss120b => Shape::GPT_OSS_120B,
+            Model::Gemma4_26bA4b => Shape::GEMMA_4_26B_A4B,
+        };
+        (shape.name, shape.top_k)
+    }
+
     fn step(self) -> StepModel {
         match self {
             Model::Qwen3_30bA3b => StepModel::QWEN3_30B_A3B,
@@ -180,9 +196,47 @@ impl ClusterOptions {
         }
     }
 
+    /// The step model and, where it was fitted, how.
+    pub(super) fn step(
+        &self,
+        workers: usize,
+        decode_tokens: Option<u32>,
+    ) -> Result<(StepModel, Option<StepFit>), Error> {
+        let Some(path) = &self.fit_steps else {
+            return Ok((self.model.step(), None));
+        };
+        let (model, top_k) = self.model.facts();
+        let setting = steps::Setting {
+            model,
+            workers,
+            decode_tokens: decode_tokens.unwrap_or(512),
+            experts: EXPERTS,
+            top_k,
+        };
+        let fit = steps::fit(&steps::read(path, setting)?)?;
+        let step = fit.step;
+        eprintln!(
+            "note: fitted to {} rows of {}: t0 {:.3} ms, b {:.4}, c {:.4}, kv {:.4}; R² {:.3}",
+            fit.samples,
+            path.display(),
+            step.t0_ms,
+            step.b_ms,
+            step.c_ms,
+            step.kv_ms_per_1k,
+            fit.r2
+        );
+        if !fit.is_identified() {
+            eprintln!(
+                "warning: b and c are not identified: experts and batch size correlate by {:.3} over these rows, so that any share of b fits them\nhint: measure batches of like requests beside mixed ones of the same size, or try several --b-ms",
+                fit.correlation
+            );
+        }
+        Ok((step, Some(fit)))
+    }
+
     /// A replay of a smaller model under the coefficients of a large one needs a word.
     pub(super) fn note_on_experts(&self, experts: usize) {
-        if self.b_ms.is_none() && experts != EXPERTS {
+        if self.b_ms.is_none() && self.fit_steps.is_none() && experts != EXPERTS {
             eprintln!(
                 "note: step coefficients are for {EXPERTS} experts per layer, the trace has {experts}; with --b-ms {:.3} the same share of experts costs the same",
                 self.model.step().b_ms * EXPERTS as f64 / experts as f64
@@ -190,8 +244,13 @@ impl ClusterOptions {
         }
     }
 
-    pub(super) fn cluster(&self, workers: usize, arrivals: &ArrivalOptions) -> Cluster {
-        let model = self.model.step();
+    /// With the coefficients of `model`, where no others are given.
+    pub(super) fn cluster(
+        &self,
+        workers: usize,
+        model: StepModel,
+        arrivals: &ArrivalOptions,
+    ) -> Cluster {
         Cluster {
             prefill_workers: self.prefill.into(),
             prefill_ms_per_token: self.prefill_ms_per_token,

@@ -143,7 +143,7 @@ fn best(policies: &[PolicyResult]) -> String {
 }
 
 /// The command line that ran, for a shell.
-pub(super) fn command(arguments: impl Iterator<Item = OsString>) -> String {
+pub(in crate::cli) fn command(arguments: impl Iterator<Item = OsString>) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+@%".contains(c);
     let quoted = arguments.skip(1).map(|argument| {
         let argument = argument.to_string_lossy();
