@@ -26,6 +26,7 @@ use eldr_core::signature::{Encoding, Geometry, Signature};
 
 use crate::error::Error;
 use crate::npz::Rows;
+use crate::trace::encode_gate;
 
 /// Counts `[requests, layers, experts]`, read request by request.
 #[derive(Debug)]
@@ -59,5 +60,32 @@ impl<'a, T: npyz::Deserialize + TryInto<u64> + Copy + std::fmt::Display> CountRo
         Signature::dense(self.geometry, counts, tokens)
             .map(|signature| signature.encode(Encoding::Varint))
             .map_err(|error| self.rows.invalid(error.to_string()))
+    }
+}
+
+/// Gate values `[requests, layers, experts]`, read request by request.
+#[derive(Debug)]
+struct GateRows<'a, T: npyz::Deserialize> {
+    rows: Rows<'a, T>,
+    geometry: Geometry,
+}
+
+impl<'a, T: npyz::Deserialize + Into<f32>> GateRows<'a, T> {
+    fn new(rows: Rows<'a, T>, requests: usize, geometry: Geometry) -> Result<Self, Error> {
+        rows.check(&[requests, geometry.layers, geometry.experts])?;
+        Ok(GateRows { rows, geometry })
+    }
+
+    /// The next request's values, `times` each, as gate sums of a trace.
+    fn next(&mut self, times: f32) -> Result<String, Error> {
+        let values = self.rows.take(self.geometry.counts())?;
+        let sums: Vec<f32> = values
+            .into_iter()
+            .map(|value| value.into() * times)
+            .collect();
+        match sums.iter().find(|sum| !(sum.is_finite() && **sum >= 0.0)) {
+            Some(sum) => Err(self.rows.invalid(format!("it has a gate sum of {sum}"))),
+            None => Ok(encode_gate(&sums)),
+        }
     }
 }

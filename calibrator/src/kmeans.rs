@@ -2,6 +2,7 @@
 
 mod vectors;
 
+use multiversion::multiversion;
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
 
@@ -169,17 +170,11 @@ impl Sums {
             if let Some(from) = from {
                 self.members[from] -= 1;
                 changed[from] = true;
-                let sum = self.sum(from);
-                sum.iter_mut()
-                    .zip(row)
-                    .for_each(|(sum, &v)| *sum -= f64::from(v));
+                add_scaled(self.sum(from), row, -1.0);
             }
             self.members[to] += 1;
             changed[to] = true;
-            let sum = self.sum(to);
-            sum.iter_mut()
-                .zip(row)
-                .for_each(|(sum, &v)| *sum += f64::from(v));
+            add_scaled(self.sum(to), row, 1.0);
         }
         (0..changed.len())
             .filter(|&c| changed[c] && self.members[c] > 0 && self.norm(c) > 0.0)
@@ -200,6 +195,14 @@ impl Sums {
         let norm = self.norm(cluster);
         let sum = &self.sums[cluster * self.dimension..][..self.dimension];
         sum.iter().map(move |v| (v / norm) as f32)
+    }
+}
+
+/// Adds `factor` × `row`.
+#[multiversion(targets("x86_64+avx"))]
+fn add_scaled(sum: &mut [f64], row: &[f32], factor: f64) {
+    for (sum, &value) in sum.iter_mut().zip(row) {
+        *sum += factor * f64::from(value);
     }
 }
 

@@ -117,8 +117,9 @@ fn reorder(clustering: Clustering, order: &[usize], dimension: usize) -> Cluster
         .enumerate()
         .for_each(|(at, &old)| new[old] = at);
     let centroid = |&old: &usize| &clustering.centroids[old * dimension..][..dimension];
+    let centroids: Vec<&[f32]> = order.iter().map(centroid).collect();
     Clustering {
-        centroids: order.iter().flat_map(centroid).copied().collect(),
+        centroids: centroids.concat(),
         assignment: clustering.assignment.iter().map(|&old| new[old]).collect(),
         ..clustering
     }

@@ -93,11 +93,15 @@ pub(super) struct ExportArgs {
   eldr convert calibration calibration.npz -o trace.jsonl.gz
 
 The archive says that its format is eldr-calibration-v1. Counts of prefill and decode become
-signatures; gate probabilities are left behind, since a trace holds counts.")]
+signatures, and with --gate gate probabilities become the gate sums that eldr fit --signature gate-prob
+compares.")]
 pub(super) struct CalibrationArgs {
     /// Archive with metadata, request_ids, prefill_counts, decode_counts, prompt_tokens and
     /// decode_tokens
     archive: PathBuf,
+    /// Write the gate sums of gate_probabilities too
+    #[arg(long)]
+    gate: bool,
     /// Trace to write; compressed if the name ends in .gz
     #[arg(short, long, value_name = "TRACE")]
     output: PathBuf,
@@ -145,6 +149,9 @@ pub(super) struct SmallMoeArgs {
     /// Keep only the requests of the unequal mix of domains (in_mix)
     #[arg(long)]
     mix_only: bool,
+    /// Write gate sums too, from gate_prefill: eldr fit --signature gate-prob compares them
+    #[arg(long)]
+    gate: bool,
     /// Trace to write; compressed if the name ends in .gz
     #[arg(short, long, value_name = "TRACE")]
     output: PathBuf,
@@ -179,8 +186,11 @@ impl Convert {
             Convert::ImportCentroids(args) => args.run(),
             Convert::ExportCentroids(args) => args.run(),
             Convert::Calibration(args) => trace(&args.output, |output| {
-                let archive = &args.archive;
-                Calibration { archive }.convert(output)
+                Calibration {
+                    archive: &args.archive,
+                    gate: args.gate,
+                }
+                .convert(output)
             }),
             Convert::GptOss(args) => args.run(),
             Convert::SmallMoe(args) => trace(&args.output, |output| {
@@ -188,6 +198,7 @@ impl Convert {
                     requests: &args.requests,
                     decode_topk: args.decode_topk.as_deref(),
                     mix_only: args.mix_only,
+                    gate: args.gate,
                 }
                 .convert(output)
             }),

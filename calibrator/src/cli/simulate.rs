@@ -47,7 +47,8 @@ pub(super) struct SimulateArgs {
     /// Traces to replay; with --calibrate, of other requests than those
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
-    /// Policies, each with a tau and a load cap of its own if need be: band:tau=0.2:cap=none
+    /// Policies, each with a tau, a load cap and (marginal, hybrid) an exponent q of its own if need be:
+    /// band:tau=0.2:cap=none,marginal:q=1
     /// [default: all that can run]
     #[arg(long, value_delimiter = ',', value_name = "POLICY,…")]
     policies: Vec<PolicySpec>,

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::CountRows;
+use super::{CountRows, GateRows};
 use crate::error::Error;
 use crate::npz::{Array, Npz};
 use crate::trace::{Record, Writer};
@@ -21,12 +21,13 @@ const FORMAT: &str = "eldr-calibration-v1";
 /// | `request_ids` | `[N]` str | names |
 /// | `prefill_counts`, `decode_counts` | `[N, L, E]` i32 | tokens routed to each expert |
 /// | `prompt_tokens`, `decode_tokens` | `[N]` i64 | tokens |
-///
-/// `gate_probabilities` is left behind: a trace holds counts.
+/// | `gate_probabilities` | `[N, L, E]` f32 | sums over the prompt of the gate's full softmax; where gate sums are wanted |
 #[derive(Clone, Copy, Debug)]
 pub struct Calibration<'a> {
     /// The archive.
     pub archive: &'a Path,
+    /// Write gate sums too.
+    pub gate: bool,
 }
 
 #[derive(Deserialize)]
@@ -38,6 +39,7 @@ impl Calibration<'_> {
     /// Writes the calibration to `output`; returns how many requests that were.
     pub fn convert(&self, output: &mut Writer) -> Result<usize, Error> {
         let [mut prefill, mut decode] = [Npz::open(self.archive)?, Npz::open(self.archive)?];
+        let mut gates = self.gate.then(|| Npz::open(self.archive)).transpose()?;
         let mut npz = Npz::open(self.archive)?;
         self.check_format(&npz.array::<String>("metadata")?)?;
         let ids: Array<String> = npz.array("request_ids")?;
@@ -46,6 +48,14 @@ impl Calibration<'_> {
         let mut decode = CountRows::new(decode.rows::<i32>("decode_counts")?, n)?;
         let geometry = prefill.geometry;
         decode.rows.check(&[n, geometry.layers, geometry.experts])?;
+        let mut gates = match &mut gates {
+            Some(npz) => Some(GateRows::new(
+                npz.rows::<f32>("gate_probabilities")?,
+                n,
+                geometry,
+            )?),
+            None => None,
+        };
         let prompt_tokens: Array<i64> = npz.array_of("prompt_tokens", &[n])?;
         let decode_tokens: Array<i64> = npz.array_of("decode_tokens", &[n])?;
         let tokens = |array: &str, of: &Array<i64>, request: usize| {
@@ -62,6 +72,7 @@ impl Calibration<'_> {
                 decode_tokens: Some(tokens("decode_tokens", &decode_tokens, i)?),
                 prefill: Some(prefill.next(Some(prompt_tokens))?),
                 decode: Some(decode.next(None)?),
+                gate_prob: gates.as_mut().map(|gates| gates.next(1.0)).transpose()?,
                 ..Record::default()
             })?;
         }

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use eldr_core::signature::Geometry;
+use half::f16;
 
-use super::CountRows;
+use super::{CountRows, GateRows};
 use crate::error::Error;
 use crate::npz::{Array, Npz, Rows};
 use crate::trace::{Prefix, Record, TopK, Writer};
@@ -20,6 +21,7 @@ use crate::trace::{Prefix, Record, TopK, Writer};
 /// | | `n_prompt`, `n_decode` | `[N]` u16 | tokens |
 /// | | `prefix_group`, `prefix_len` | `[N]` i16, u16 | shared prefix; group −1 means none |
 /// | | `prefill_counts`, `decode_counts` | `[N, L, E]` u16 | tokens routed to each expert |
+/// | | `gate_prefill` | `[N, L, E]` f16 | mean over the prompt of the gate's full softmax; where gate sums are wanted |
 /// | `decode_topk` | `id` | `[N]` str | the same requests in the same order |
 /// | | `topk` | `[Σ n_decode, L, k]` u8 | expert ids of every decode step |
 /// | | `off` | `[N + 1]` u32 | where each request's steps begin |
@@ -33,12 +35,15 @@ pub struct SmallMoe<'a> {
     pub decode_topk: Option<&'a Path>,
     /// Keep only the requests of the unequal mix.
     pub mix_only: bool,
+    /// Write gate sums too.
+    pub gate: bool,
 }
 
 impl SmallMoe<'_> {
     /// Writes the recording to `output`; returns how many requests that were.
     pub fn convert(&self, output: &mut Writer) -> Result<usize, Error> {
         let [mut prefill, mut decode] = [Npz::open(self.requests)?, Npz::open(self.requests)?];
+        let mut gates = self.gate.then(|| Npz::open(self.requests)).transpose()?;
         let mut npz = Npz::open(self.requests)?;
         let ids: Array<String> = npz.array("id")?;
         let n = ids.data.len();
@@ -47,6 +52,14 @@ impl SmallMoe<'_> {
         let geometry = prefill.geometry;
         let Geometry { layers, experts } = geometry;
         decode.rows.check(&[n, layers, experts])?;
+        let mut gates = match &mut gates {
+            Some(npz) => Some(GateRows::new(
+                npz.rows::<f16>("gate_prefill")?,
+                n,
+                geometry,
+            )?),
+            None => None,
+        };
         let domain: Array<String> = npz.array_of("domain", &[n])?;
         let in_mix: Array<bool> = npz.array_of("in_mix", &[n])?;
         let n_prompt: Array<u16> = npz.array_of("n_prompt", &[n])?;
@@ -65,6 +78,10 @@ impl SmallMoe<'_> {
             let prompt_tokens = u64::from(n_prompt.data[i]);
             let prefill = prefill.next(Some(prompt_tokens))?;
             let decode = decode.next(None)?;
+            let gate_prob = gates
+                .as_mut()
+                .map(|gates| gates.next(f32::from(n_prompt.data[i])))
+                .transpose()?;
             let decode_topk = steps.as_mut().map(|steps| steps.next(i)).transpose()?;
             if self.mix_only && !in_mix.data[i] {
                 continue;
@@ -77,6 +94,7 @@ impl SmallMoe<'_> {
                 prefill: Some(prefill),
                 decode: Some(decode),
                 decode_topk,
+                gate_prob,
                 prefix: (prefix_group.data[i] >= 0).then(|| Prefix {
                     group: prefix_group.data[i].to_string(),
                     tokens: u64::from(prefix_len.data[i]),

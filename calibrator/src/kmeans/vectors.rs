@@ -1,8 +1,8 @@
 //! Vectors and the distances between them: nearly all the time of a round.
 
 use eldr_core::blob::Blob;
+use multiversion::multiversion;
 use rayon::prelude::*;
-use wide::f32x4;
 
 /// Unit vectors, row-major `[request][dimension]`.
 #[derive(Clone, Copy, Debug)]
@@ -72,49 +72,61 @@ impl<'a> Vectors<'a> {
             } else {
                 self.row(2 * pair + 1)
             };
-            let mut set = |cluster: usize, [to_a, to_b]: [f32; 2]| {
-                first[cluster] = 1.0 - to_a;
-                if let Some(second) = second.get_mut(cluster) {
-                    *second = 1.0 - to_b;
+            for four in moved.chunks(4) {
+                // The last ones are not always four: centroids beyond them are the first one again.
+                let row = |at: usize| centroids.row(*four.get(at).unwrap_or(&four[0]));
+                let [to_a, to_b] = dots([a, b], [row(0), row(1), row(2), row(3)]);
+                let found = to_a.into_iter().zip(to_b);
+                for (&cluster, (to_a, to_b)) in four.iter().zip(found) {
+                    first[cluster] = 1.0 - to_a;
+                    if let Some(second) = second.get_mut(cluster) {
+                        *second = 1.0 - to_b;
+                    }
                 }
-            };
-            let (fours, rest) = moved.as_chunks::<4>();
-            for &four in fours {
-                let [to_a, to_b] = dots([a, b], four.map(|cluster| centroids.row(cluster)));
-                (0..4).for_each(|at| set(four[at], [to_a[at], to_b[at]]));
-            }
-            for &cluster in rest {
-                let [[to_a], [to_b]] = dots([a, b], [centroids.row(cluster)]);
-                set(cluster, [to_a, to_b]);
             }
         });
     }
 }
 
-/// Dot products of `V` vectors with `C` centroids. Side by side, each value that is loaded is used several times.
-fn dots<const V: usize, const C: usize>(
-    vectors: [&[f32]; V],
-    centroids: [&[f32]; C],
-) -> [[f32; C]; V] {
-    let length = vectors.first().map_or(0, |row| row.len());
-    // All of one length, so that the loops need no bounds checks.
-    let vectors = vectors.map(|row| row[..length].as_chunks::<4>());
-    let centroids = centroids.map(|row| row[..length].as_chunks::<4>());
-    let quads = length / 4;
-    let (xs, ys) = (
-        vectors.map(|(row, _)| &row[..quads]),
-        centroids.map(|(row, _)| &row[..quads]),
+/// Values that are multiplied at a time: one AVX register.
+type Lanes = [f32; 8];
+
+/// Dot products of two vectors with four centroids, all of one length. Side by side, each value that is loaded is used several times.
+fn dots(vectors: [&[f32]; 2], centroids: [&[f32]; 4]) -> [[f32; 4]; 2] {
+    let sums = sums(
+        vectors.map(|row| row.as_chunks().0),
+        centroids.map(|row| row.as_chunks().0),
     );
-    // The sums are passed from step to step: in a variable they would be written to memory each time.
-    let sums = (0..quads).fold([[f32x4::ZERO; C]; V], |sums, at| {
-        let xs: [f32x4; V] = std::array::from_fn(|v| f32x4::from(xs[v][at]));
-        let ys: [f32x4; C] = std::array::from_fn(|c| f32x4::from(ys[c][at]));
-        std::array::from_fn(|v| std::array::from_fn(|c| sums[v][c] + xs[v] * ys[c]))
-    });
     std::array::from_fn(|v| {
         std::array::from_fn(|c| {
-            let rest = vectors[v].1.iter().zip(centroids[c].1).map(|(x, y)| x * y);
-            sums[v][c].reduce_add() + rest.sum::<f32>()
+            let [i, j, k, l, m, n, o, p] = sums[v][c];
+            let rest = [vectors[v], centroids[c]].map(|row| row.as_chunks::<8>().1);
+            let rest: f32 = rest[0].iter().zip(rest[1]).map(|(x, y)| x * y).sum();
+            ((i + m) + (k + o)) + ((j + n) + (l + p)) + rest
         })
     })
+}
+
+/// The lanes of the dot products, not yet added up: with that in the same function, compilers take the lanes apart.
+///
+/// Compiled with and without AVX. FMA would be faster still and round otherwise.
+#[multiversion(targets("x86_64+avx"))]
+fn sums(vectors: [&[Lanes]; 2], centroids: [&[Lanes]; 4]) -> [[Lanes; 4]; 2] {
+    let ([a, b], [p, q, r, s]) = (vectors, centroids);
+    // Each sum a variable of its own: in an array they would be written to memory each time.
+    let [mut ap, mut aq, mut ar, mut as_] = [Lanes::default(); 4];
+    let [mut bp, mut bq, mut br, mut bs] = [Lanes::default(); 4];
+    for (((((a, b), p), q), r), s) in a.iter().zip(b).zip(p).zip(q).zip(r).zip(s) {
+        (ap, aq, ar, as_) = (add(ap, a, p), add(aq, a, q), add(ar, a, r), add(as_, a, s));
+        (bp, bq, br, bs) = (add(bp, b, p), add(bq, b, q), add(br, b, r), add(bs, b, s));
+    }
+    [[ap, aq, ar, as_], [bp, bq, br, bs]]
+}
+
+#[inline(always)]
+fn add(mut sums: Lanes, a: &Lanes, b: &Lanes) -> Lanes {
+    for lane in 0..8 {
+        sums[lane] += a[lane] * b[lane];
+    }
+    sums
 }

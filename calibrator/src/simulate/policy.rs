@@ -7,6 +7,7 @@ use std::sync::Arc;
 use eldr_core::decide::{
     Decision, Draw, Evidence, Policy, Reason, Regions, Rule, Worker, WorkerIndex, decide,
 };
+use eldr_core::marginal::{MAX_EXPONENT, Objective};
 use eldr_core::route::{Map, Scratch, route, route_by};
 
 use super::Cluster;
@@ -17,7 +18,7 @@ use crate::error::Error;
 /// Band width of `hybrid` where it has none of its own: wider than that of `band`, as batches choose within it.
 const HYBRID_TAU: f32 = 0.3;
 
-/// A policy as the user names it: `band`, or with parameters of its own `band:tau=0.2:cap=none`.
+/// A policy as the user names it: `band`, or with parameters of its own `band:tau=0.2:cap=none`, `marginal:q=1`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PolicySpec {
     /// As given.
@@ -28,6 +29,8 @@ pub struct PolicySpec {
     pub tau: Option<f32>,
     /// Load cap in place of the run's; `Some(None)` is none.
     pub max_load_factor: Option<Option<f64>>,
+    /// Exponent of the objective of `marginal` and `hybrid` in place of the run's.
+    pub exponent: Option<u32>,
 }
 
 /// Core's policies, and one that no gateway could use.
@@ -64,6 +67,10 @@ impl PolicySpec {
                 _ => run.tau,
             }),
             max_load_factor: self.max_load_factor.unwrap_or(run.max_load_factor),
+            objective: Objective {
+                exponent: self.exponent.unwrap_or(run.objective.exponent),
+                ..run.objective
+            },
             ..*run
         }
     }
@@ -84,7 +91,8 @@ impl FromStr for PolicySpec {
                 return Err(format!("{name:?} is no policy; there are {names}"));
             }
         };
-        let (mut tau, mut max_load_factor) = (None, None);
+        let scores = matches!(policy, Some(Policy::Marginal | Policy::Hybrid));
+        let (mut tau, mut max_load_factor, mut exponent) = (None, None, None);
         for part in parts {
             match part.split_once('=') {
                 Some(("tau", value)) => {
@@ -98,7 +106,17 @@ impl FromStr for PolicySpec {
                         value.ok_or("cap: a number from 1 to 100, or none, was expected")?;
                     max_load_factor = Some(Some(value));
                 }
-                _ => return Err(format!("{part:?}: tau=… or cap=… was expected")),
+                Some(("q", value)) if scores => {
+                    let value = value.parse().ok();
+                    let value = value.filter(|q| (1..=MAX_EXPONENT).contains(q));
+                    let allowed =
+                        || format!("q: a whole number from 1 to {MAX_EXPONENT} was expected");
+                    exponent = Some(value.ok_or_else(allowed)?);
+                }
+                Some(("q", _)) => {
+                    return Err("q: only marginal and hybrid have an exponent".to_owned());
+                }
+                _ => return Err(format!("{part:?}: tau=…, cap=… or q=… was expected")),
             }
         }
         Ok(PolicySpec {
@@ -106,6 +124,7 @@ impl FromStr for PolicySpec {
             kind,
             tau,
             max_load_factor,
+            exponent,
         })
     }
 }
@@ -327,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_may_have_a_tau_and_a_cap_of_its_own() {
+    fn a_policy_may_have_parameters_of_its_own() {
         let run = Rule::default();
         let rule = |text: &str| text.parse::<PolicySpec>().unwrap().rule(&run);
         assert_eq!(rule("band"), run);
@@ -337,12 +356,20 @@ mod tests {
             (Policy::Top1, 0.25, None)
         );
         assert_eq!(rule("label:cap=2").max_load_factor, Some(2.0));
+        assert_eq!(rule("hybrid").objective, run.objective);
+        let tail = rule("hybrid:tau=0.3:q=8:cap=1.25");
+        assert_eq!((tail.objective.exponent, tail.tau), (8, 0.3));
+        assert_eq!(tail.objective.step, run.objective.step);
         for wrong in [
             "bond",
             "band:tau=3",
             "band:cap=0.5",
             "band:width=1",
             "band:",
+            "marginal:q=0",
+            "marginal:q=17",
+            "marginal:q=1.5",
+            "band:q=1",
         ] {
             assert!(wrong.parse::<PolicySpec>().is_err(), "{wrong}");
         }

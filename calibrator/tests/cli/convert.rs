@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use eldr_calibrator::npz::Npz;
 use eldr_calibrator::trace;
+use eldr_core::transform::SignatureKind;
 use insta::assert_snapshot;
 use npyz::WriterBuilder as _;
 use npyz::npz::NpzWriter;
@@ -286,6 +287,35 @@ fn calibrations_that_cannot_be_converted() {
         .unwrap();
     let counts = record.prefill_signature().unwrap().unwrap();
     assert_eq!(counts.counts(), [u16::MAX, 1], "counts saturate");
+}
+
+#[test]
+fn an_official_calibration_can_be_fitted_by_its_gate_sums() {
+    let bench = Bench::new();
+    let archive = data("parity/h_fit_tiny_calibration.npz");
+    let convert = format!(
+        "convert calibration {} --gate -o t.jsonl",
+        archive.display()
+    );
+    bench.eldr(&convert).succeeded();
+    let sums = Npz::open(&archive)
+        .unwrap()
+        .array::<f32>("gate_probabilities")
+        .unwrap();
+    let records = trace::read(bench.path("t.jsonl")).unwrap();
+    for (i, record) in records.map(Result::unwrap).enumerate() {
+        let prefill = record.prefill_signature().unwrap().unwrap();
+        let found = record.gate_sums(SignatureKind::GateProb, &prefill);
+        assert_eq!(found.unwrap().unwrap(), sums.row(i));
+    }
+    let fit = "fit t.jsonl -o b.eldr --workers a,b --signature gate-prob";
+    let ran = bench.eldr(fit);
+    assert_eq!(ran.code, 0);
+    assert!(
+        ran.stderr.contains("gateways refuse this blob"),
+        "{}",
+        ran.stderr
+    );
 }
 
 #[test]

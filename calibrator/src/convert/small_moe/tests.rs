@@ -5,6 +5,8 @@ use npyz::npz::NpzWriter;
 use npyz::{DType, TypeStr, WriterBuilder as _};
 use tempfile::TempDir;
 
+use eldr_core::transform::SignatureKind;
+
 use super::*;
 use crate::trace;
 
@@ -38,6 +40,8 @@ impl Recording {
             &[2, 1, 3],
             &[1u16, 0, 1, 1, 2, 1],
         );
+        let gates = [0.5, 0.25, 0.25, 0.5, 0.5, 0.0].map(f16::from_f32);
+        array(&mut npz, "gate_prefill", &[2, 1, 3], &gates);
         let mut npz = recording.create("topk.npz");
         strings(&mut npz, "id", &["a", "é"]);
         array(&mut npz, "topk", &[3, 1, 2], &[2u8, 0, 1, 0, 1, 2]);
@@ -54,12 +58,17 @@ impl Recording {
     }
 
     fn convert(&self, mix_only: bool) -> Result<Vec<Record>, Error> {
+        self.convert_with(mix_only, false)
+    }
+
+    fn convert_with(&self, mix_only: bool, gate: bool) -> Result<Vec<Record>, Error> {
         let output = self.path("out.jsonl");
         let mut writer = Writer::create(&output)?;
         let count = SmallMoe {
             requests: &self.path("requests.npz"),
             decode_topk: Some(&self.path("topk.npz")),
             mix_only,
+            gate,
         }
         .convert(&mut writer)?;
         writer.finish()?;
@@ -121,6 +130,46 @@ fn a_recording_becomes_a_trace_with_every_column() {
         })
     );
     assert_eq!(b.topk().unwrap().unwrap().step(1), [1, 2]);
+}
+
+#[test]
+fn gate_means_become_sums_where_they_are_wanted() {
+    let recording = Recording::new();
+    let without = recording.convert(false).unwrap();
+    assert!(without.iter().all(|record| record.gate_prob.is_none()));
+    let records = recording.convert_with(false, true).unwrap();
+    let sums: Vec<Option<Vec<f32>>> = records
+        .iter()
+        .map(|record| {
+            let prefill = record.prefill_signature().unwrap().unwrap();
+            record.gate_sums(SignatureKind::GateProb, &prefill).unwrap()
+        })
+        .collect();
+    let expected = [vec![1.0, 0.5, 0.5], vec![0.5, 0.5, 0.0]];
+    assert_eq!(sums, expected.map(Some));
+}
+
+#[test]
+fn gate_values_that_are_no_sums_are_refused() {
+    let recording = Recording::new();
+    let convert = |values: [f32; 6], shape: &[u64]| {
+        let path = recording.path("gates.npz");
+        let mut npz = recording.create("gates.npz");
+        array(&mut npz, "gate_prefill", shape, &values.map(f16::from_f32));
+        drop(npz);
+        let mut archive = Npz::open(&path).unwrap();
+        let geometry = Geometry::new(1, 3).unwrap();
+        let rows = archive.rows::<f16>("gate_prefill").unwrap();
+        let read = GateRows::new(rows, 2, geometry).and_then(|mut rows| {
+            rows.next(1.0)?;
+            rows.next(1.0)
+        });
+        read.unwrap_err().to_string()
+    };
+    let error = convert([0.5, 0.5, 0.0, 0.1, f32::NAN, 0.2], &[2, 1, 3]);
+    assert!(error.contains("it has a gate sum of NaN"), "{error}");
+    let error = convert([0.5; 6], &[1, 2, 3]);
+    assert!(error.contains("[2, 1, 3]"), "{error}");
 }
 
 #[test]
