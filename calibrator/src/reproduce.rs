@@ -8,6 +8,8 @@
 pub mod ablations;
 pub mod bench;
 pub mod engine;
+#[cfg(test)]
+pub(crate) mod fixture;
 pub mod predict;
 pub mod published;
 

@@ -61,7 +61,7 @@ fn the_published_structure_is_met() {
     for shape in Shape::ALL {
         for kind in Kind::ALL {
             let strengths = Strengths::fitted(&shape, kind);
-            let requests = Generator::new(shape, kind, strengths, 1).gates(2_000..2_400);
+            let requests = Generator::new(shape, kind, strengths, 1).gates(2_000..2_200);
             let (least, most) = kind.fewer_experts();
             let fewer = fewer_experts_in_domain(&requests, strengths::BATCH, 7).unwrap();
             let name = format!("{} {}", shape.name, kind.name());

@@ -196,3 +196,33 @@ fn signed(percent: f64) -> String {
         false => format!("{:+.1}", (percent * 10.0).round() / 10.0 + 0.0),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reproduce::fixture::small;
+
+    #[test]
+    fn the_page_has_every_plot_and_asks_for_nothing_outside_itself() {
+        let page = reproduction(&small(), "eldr reproduce --html <page>").unwrap();
+        // Changes, medians and tails of the one model and workload.
+        assert_eq!(page.matches("<figure>").count(), 3);
+        assert_eq!(page.matches("</table>").count(), 3);
+        for text in [
+            "eldr reproduce --html &lt;page&gt;",
+            "Qwen3-30B-A3B, task: median of the time per output token",
+            "round robin, published",
+            "<td>+2.0</td>",
+            "differs",
+        ] {
+            assert!(page.contains(text), "{text}");
+        }
+        for outside in ["<script", "http://", "https://", "url("] {
+            let svg_namespace = "http://www.w3.org/2000/svg";
+            assert!(
+                !page.replace(svg_namespace, "").contains(outside),
+                "{outside}"
+            );
+        }
+    }
+}
