@@ -131,7 +131,8 @@ impl Engine {
         self.floor_ms
     }
 
-    /// Coefficients near one rate if an expert costs `b_ms`. The batch's share may be negative where kernels get better as it grows.
+    /// Coefficients near one rate if an expert costs `b_ms`, or as much less as keeps a step from taking no time. The batch's share may
+    /// be negative where kernels get better as it grows.
     pub fn near(&self, rate: u32, kind: Kind, b_ms: f64) -> StepModel {
         let place = RATES.iter().position(|&other| other == rate).unwrap_or(0);
         let place = place.clamp(1, RATES.len() - 2);
@@ -145,10 +146,14 @@ impl Engine {
         let batch = here.iter().map(|sample| sample.batch).sum::<f64>() / count;
         let ms = here.iter().map(|sample| sample.ms).sum::<f64>() / count;
         let growth = &self.growth[kind as usize];
+        let experts = growth.experts(batch);
+        let b_ms = b_ms.min(ms / experts);
         let rise = (growth.experts(batch * 1.1) - growth.experts(batch * 0.9)) / (0.2 * batch);
-        let c_ms = slope - b_ms * rise;
+        let rest = ms - b_ms * experts;
+        // A small batch takes its time, too: what the slope would take off t0 below 0, the batch does not cost.
+        let c_ms = (slope - b_ms * rise).min(rest / batch);
         StepModel {
-            t0_ms: ms - b_ms * growth.experts(batch) - c_ms * batch,
+            t0_ms: rest - c_ms * batch,
             b_ms,
             c_ms,
             kv_ms_per_1k: 0.0,

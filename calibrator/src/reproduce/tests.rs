@@ -62,8 +62,9 @@ fn near_each_rate_the_engine_takes_the_published_time() {
     assert!(engine.line().r2 > 0.9, "{:?}", engine.line());
     for rate in RATES {
         let cell = published::cell(&shape, Kind::Task, "rr", rate).unwrap();
-        for b_ms in [engine.floor_ms(), engine.line().b_ms] {
+        for b_ms in [engine.floor_ms(), engine.line().b_ms, 9.0] {
             let step = engine.near(rate, Kind::Task, b_ms);
+            assert!(step.t0_ms >= 0.0, "{step:?}");
             let batch = f64::from(rate) * 512.0 * cell.p50_ms / 1e3 / 16.0;
             let experts = growth[0].experts(batch);
             let ms = step.t0_ms + step.b_ms * experts + step.c_ms * batch;
