@@ -49,6 +49,7 @@ fn workload(exact: bool) -> Workload {
         };
         Request {
             record: "synthetic".into(),
+            trace: 0,
             label: None,
             signature: None,
             ts: None,
@@ -76,6 +77,7 @@ fn simulate(criterion: &mut Criterion) {
         lengths: None,
         decode_tokens: None,
         permute_signatures: false,
+        mix: None,
     };
     let spec: PolicySpec = "least_loaded".parse().unwrap();
     let mut group = criterion.benchmark_group("simulate/8P16D/120s/60rps");

@@ -58,7 +58,7 @@ enum Command {
     /// Shows why a request would be sent to which decode worker
     Explain(explain::ExplainArgs),
     /// Replays a trace on a simulated cluster and compares policies
-    Simulate(simulate::SimulateArgs),
+    Simulate(Box<simulate::SimulateArgs>),
     /// Writes a trace of generated requests at the size of a published model
     Generate(generate::GenerateArgs),
     /// Simulates the published figures again and says how far apart the two are

@@ -15,10 +15,14 @@ pub mod arrivals;
 pub mod changes;
 pub mod compare;
 mod events;
+mod follow;
+pub mod hindsight;
 pub mod lengths;
 pub mod measure;
+pub mod mix;
 pub mod policy;
 mod running;
+pub mod usage;
 pub mod views;
 pub mod workload;
 
@@ -31,10 +35,14 @@ use rand_chacha::ChaCha8Rng;
 pub use arrivals::{Arrival, Plan, Times};
 pub use changes::Change;
 pub use compare::{Comparison, compare};
-pub use events::run;
+pub use events::{Served, run, run_served};
+pub use follow::Refit;
+pub use hindsight::Goal;
 pub use lengths::Lengths;
 pub use measure::Outcome;
+pub use mix::Mix;
 pub use policy::{Ask, Known, PolicySpec, Router};
+pub use usage::Usage;
 pub use workload::{Replay, Workload};
 
 /// What requests are served by.
@@ -54,6 +62,8 @@ pub struct Cluster {
     pub kv_tokens_max: Option<u64>,
     /// Time of a decode step.
     pub step: StepModel,
+    /// What policies take that time for; `None`: they know it.
+    pub assumed: Option<StepModel>,
     /// Gateways that decide, at least 1; requests reach them at random.
     pub gateways: usize,
     /// How often gateways learn each other's requests in flight: zero at once, `None` never.
@@ -64,6 +74,8 @@ pub struct Cluster {
     pub warm_up: Duration,
     /// Decode steps that begin later are not measured: arrivals end, and batches empty.
     pub duration: Duration,
+    /// When phases of the run begin, ascending, that are measured on their own as well: requests by when they arrive.
+    pub phases: Vec<Duration>,
 }
 
 impl Default for Cluster {
@@ -77,11 +89,13 @@ impl Default for Cluster {
             batch_max: 256,
             kv_tokens_max: None,
             step: StepModel::QWEN3_30B_A3B,
+            assumed: None,
             gateways: 1,
             share: Some(Duration::ZERO),
             changes: Vec::new(),
             warm_up: Duration::ZERO,
             duration: Duration::from_secs(120),
+            phases: Vec::new(),
         }
     }
 }
@@ -91,6 +105,7 @@ impl Default for Cluster {
 enum Stream {
     Arrivals,
     Placebo,
+    Hindsight,
 }
 
 fn rng(seed: u64, stream: Stream) -> ChaCha8Rng {
@@ -98,6 +113,7 @@ fn rng(seed: u64, stream: Stream) -> ChaCha8Rng {
     rng.set_stream(match stream {
         Stream::Arrivals => 0,
         Stream::Placebo => 1,
+        Stream::Hindsight => 2,
     });
     rng
 }

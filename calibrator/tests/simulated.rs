@@ -11,7 +11,7 @@ use eldr_calibrator::fit::{Options, fit};
 use eldr_calibrator::requests::Requests;
 use eldr_calibrator::simulate::compare::Setting;
 use eldr_calibrator::simulate::{
-    Cluster, Comparison, Known, Plan, PolicySpec, Replay, Times, Workload, compare,
+    Cluster, Comparison, Known, Mix, Plan, PolicySpec, Replay, Times, Workload, compare,
 };
 use eldr_core::decide::Rule;
 use eldr_core::engine::StepModel;
@@ -64,6 +64,7 @@ impl Bench {
                 lengths: None,
                 decode_tokens: Some(512),
                 permute_signatures,
+                mix: None,
             },
             rule: Rule::default(),
             known: Some(&self.known),
@@ -136,4 +137,64 @@ fn the_same_seed_gives_the_same_results() {
     let bench = Bench::new("task", Replay::Auto);
     let once = || bench.run(20.0, false, &["p2c", "band"]);
     assert_eq!(once(), once());
+}
+
+/// Calibrated on one workload; in the middle of the run the other comes in its place.
+#[test]
+fn centroids_that_follow_keep_most_of_the_gain_and_static_ones_do_not() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/data/small-moe");
+    let file = |name: &str| data.join(format!("{name}.jsonl.gz"));
+    let traces = [file("task_evaluation"), file("language_evaluation")];
+    let workload = Workload::read(&traces, Replay::Auto, || ()).unwrap();
+    let workers: Vec<String> = (0..WORKERS).map(|n| format!("decode-{n}")).collect();
+    let requests = Requests::read(&[file("task_calibration")], || ()).unwrap();
+    let fitted = fit(&requests, &Options::new(workers.clone()), |_| ()).unwrap();
+    let known = Known::of_blob(fitted.blob, &workers, &workload).unwrap();
+    let points = ["0:@1", "60:@2"].map(|point| point.parse().unwrap());
+    let mix = Mix::new(points.into()).unwrap();
+    let duration = Duration::from_secs(120);
+    let cluster = Cluster {
+        step: StepModel {
+            b_ms: 2.0 * StepModel::QWEN3_30B_A3B.b_ms,
+            ..StepModel::QWEN3_30B_A3B
+        },
+        duration,
+        phases: mix.phases(),
+        ..Cluster::default()
+    };
+    let setting = Setting {
+        cluster: &cluster,
+        workload: &workload,
+        plan: Plan {
+            times: Times::Drawn {
+                rate_per_s: 20.0,
+                shape: 1.0,
+            },
+            duration,
+            lengths: None,
+            decode_tokens: Some(512),
+            permute_signatures: false,
+            mix: Some(&mix),
+        },
+        rule: Rule::default(),
+        known: Some(&known),
+    };
+    let names = ["least_loaded", "band", "band:refit=2.5/5", "marginal"];
+    let policies = names.map(|name| name.parse::<PolicySpec>().unwrap());
+    let compared = compare(setting, &policies, &SEEDS, || ()).unwrap();
+    let kept: Vec<f64> = compared.policies[1..]
+        .iter()
+        .map(|policy| {
+            let [before, after] = &policy.phases[..] else {
+                panic!("two phases")
+            };
+            let gain = -before.against_best_balancer["tpot_mean_ms"].percent.mean;
+            assert!(gain > 5.0, "{}: {gain:.1} %", policy.policy);
+            after.gain_kept["tpot_mean_ms"]
+        })
+        .collect();
+    println!("{names:?}: {kept:.2?}");
+    assert!(kept[0] < 0.5, "static: {:.2}", kept[0]);
+    assert!(kept[1] > 0.8, "refitted: {:.2}", kept[1]);
+    assert!(kept[2] > 0.8, "marginal: {:.2}", kept[2]);
 }

@@ -215,6 +215,16 @@ impl Batches {
         }
     }
 
+    /// So many requests are on the worker in all, with so many tokens in its KV cache: for who counts them by other means. Those without
+    /// a footprint here count as requests of unknown experts, whoever placed them; what joins, leaves and is heard after this
+    /// counts on from there.
+    pub fn set_totals(&mut self, worker: WorkerIndex, requests: u32, kv_tokens: u64) {
+        if let Some(batch) = self.workers.get_mut(worker.0) {
+            batch.unknown = requests.saturating_sub(batch.known);
+            batch.kv_tokens = kv_tokens;
+        }
+    }
+
     /// What the policy goes by of each worker's batch, in place of what is in `out`: see
     /// [`Evidence::Running`](crate::decide::Evidence).
     pub fn to_each(&self, rule: &Rule, request: &Request, out: &mut Vec<f64>) {

@@ -27,9 +27,11 @@
 mod activation;
 mod ids;
 mod model;
+mod ranks;
 mod union;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::signature::Geometry;
@@ -38,7 +40,26 @@ use union::Union;
 pub use activation::{Activation, ActivationError};
 pub use ids::{ExpertIds, ExpertIdsError};
 pub use model::StepModel;
+pub use ranks::{Ranks, RanksError};
 pub use union::Experts;
+
+/// Speculative decoding: a step verifies several drafted tokens of each request, which activate their experts together, and the
+/// request gets on by those that are accepted. What drafting costs is in t0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Speculation {
+    /// Tokens of each request that a step verifies, at least 1.
+    pub verify: u32,
+    /// How many of them are accepted, 1 to `verify`: the same in every step, as if drafts were equally good throughout.
+    pub accept: u32,
+}
+
+impl Speculation {
+    /// No speculation: one token per step.
+    pub const NONE: Self = Speculation {
+        verify: 1,
+        accept: 1,
+    };
+}
 
 /// The requests that decode together on one worker, and those queued behind them.
 ///
@@ -51,6 +72,7 @@ pub use union::Experts;
 #[derive(Clone, Debug)]
 pub struct DecodeBatch<K> {
     model: StepModel,
+    speculation: Speculation,
     batch_max: usize,
     kv_tokens_max: u64,
     running: Vec<Member<K>>,
@@ -87,13 +109,13 @@ impl<K> Member<K> {
 pub struct StepReport<K> {
     /// One entry per member of the batch, in the order in which they joined.
     pub decoded: Vec<Decoded<K>>,
-    /// Distinct experts that the step's tokens activate, mean over layers.
+    /// Distinct experts that the step's tokens activate, mean over layers; with [ranks](DecodeBatch::with_ranks) those on the busiest.
     pub mean_experts: f64,
     /// How long the step takes; zero if nothing was decoded.
     pub duration: Duration,
 }
 
-/// One token that a step decoded.
+/// One token that a step decoded, the last one of those that it accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decoded<K> {
     /// Whose token it is.
@@ -124,6 +146,7 @@ impl<K: Clone + PartialEq> DecodeBatch<K> {
     pub fn new(model: StepModel, geometry: Geometry, batch_max: usize) -> Self {
         DecodeBatch {
             model,
+            speculation: Speculation::NONE,
             batch_max: batch_max.max(1),
             kv_tokens_max: u64::MAX,
             running: Vec::new(),
@@ -143,6 +166,25 @@ impl<K: Clone + PartialEq> DecodeBatch<K> {
     #[must_use]
     pub fn with_kv_tokens_max(mut self, tokens: u64) -> Self {
         self.kv_tokens_max = tokens;
+        self
+    }
+
+    /// Spreads the worker's experts over ranks: U is then the experts on the busiest rank of each layer.
+    #[must_use]
+    pub fn with_ranks(mut self, ranks: Arc<Ranks>) -> Self {
+        self.union.set_ranks(ranks);
+        self
+    }
+
+    /// Verifies several tokens per step, of which `accept` count; both are taken as at least 1. To be called while the worker is idle.
+    #[must_use]
+    pub fn with_speculation(mut self, speculation: Speculation) -> Self {
+        let verify = speculation.verify.max(1);
+        self.speculation = Speculation {
+            verify,
+            accept: speculation.accept.clamp(1, verify),
+        };
+        self.union.set_tokens(verify);
         self
     }
 
@@ -193,22 +235,26 @@ impl<K: Clone + PartialEq> DecodeBatch<K> {
         self.kv_reserved = 0;
     }
 
-    /// Lets waiting requests in, decodes one token of every member and lets finished ones go.
+    /// Lets waiting requests in, decodes one token of every member (or those accepted) and lets finished ones go.
     ///
     /// Nothing is allocated once the buffers have grown to the batch size.
     pub fn step(&mut self) -> &StepReport<K> {
         self.admit();
+        let Speculation { verify, accept } = self.speculation;
         let recorded = self.running.iter().filter_map(|member| {
             let Experts::Recorded(ids) = &member.experts else {
                 return None;
             };
             Some((ids.as_ref(), member.decoded))
         });
+        let recorded = recorded
+            .flat_map(|(ids, first)| (0..verify).map(move |n| (ids, first.saturating_add(n))));
         self.report.mean_experts = self.union.mean(recorded);
         self.report.duration = if self.running.is_empty() {
             Duration::ZERO
         } else {
-            let (experts, batch) = (self.report.mean_experts, self.running.len());
+            let tokens = self.running.len().saturating_mul(verify as usize);
+            let (experts, batch) = (self.report.mean_experts, tokens);
             self.model.duration(experts, batch, self.kv_tokens)
         };
         let Self {
@@ -220,9 +266,10 @@ impl<K: Clone + PartialEq> DecodeBatch<K> {
         } = self;
         report.decoded.clear();
         self.running.retain_mut(|member| {
-            let token = member.decoded;
-            member.decoded = token.saturating_add(1);
-            *kv_tokens += 1;
+            let before = member.decoded;
+            member.decoded = before.saturating_add(accept).min(member.tokens);
+            let token = member.decoded.saturating_sub(1);
+            *kv_tokens += u64::from(member.decoded - before);
             let last = member.decoded >= member.tokens;
             if last {
                 union.leave(&member.experts);

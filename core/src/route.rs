@@ -11,7 +11,7 @@ use crate::signature::{Encoded, Geometry, SignatureError};
 use crate::similarity::Folded;
 use crate::transform::SignatureKind;
 
-pub use running::{Fleet, Prompt, route_running};
+pub use running::{Fleet, Prompt, route_running, see};
 
 /// Buffers that routing reuses; keep one per thread.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// The request that [`route_running`] saw last, if it could be held against batches: whoever places it
+    /// The request that was routed or [seen](see) last, if it was held against batches: whoever places it
     /// has its footprint join the batch.
     pub fn request(&self) -> Option<&Request> {
         self.is_seen.then_some(&self.request)
@@ -143,6 +143,11 @@ impl Map {
         Batches::of_layers(measure, self.geometry, self.layers.clone(), workers)
     }
 
+    /// Layers that the blob selects, ascending.
+    pub fn layers(&self) -> &[u16] {
+        &self.layers
+    }
+
     /// Which workers serve each region, for [`decide`] with evidence that was computed elsewhere.
     pub fn regions(&self) -> &Regions {
         &self.regions
@@ -236,6 +241,7 @@ pub fn route(
     scratch: &mut Scratch,
     done: impl FnMut(Step),
 ) -> Decision {
+    scratch.is_seen = false;
     let none = Regions::NONE;
     let regions = map.map_or(&none, |map| &map.regions);
     let found = match (map, header) {

@@ -240,7 +240,7 @@ fn stats_config() -> Value {
             {"tag_name": "eldr_reason", "regex": r"^wasmcustom\.eldr\.(?:shadow\.)?reason(\.([a-z0-9_]+))$"},
             {
                 "tag_name": "eldr_worker",
-                "regex": r"^wasmcustom\.eldr\.(?:policy\.[a-z0-9_]+\.)?worker(\.(.+))\.(?:routed|in_flight|kv_tokens|elsewhere|ejections|sent|not_counted|ttft_ms|tpot_us)$",
+                "regex": r"^wasmcustom\.eldr\.(?:policy\.[a-z0-9_]+\.)?worker(\.(.+))\.(?:routed|in_flight|kv_tokens|known|elsewhere|ejections|sent|not_counted|ttft_ms|tpot_us)$",
             },
             {"tag_name": "eldr_policy", "regex": r"^wasmcustom\.eldr\.policy(\.([a-z0-9_]+))\.worker\."},
         ],

@@ -3,11 +3,13 @@
 //! Every mistake is reported in one go, each with its field, the value found and what is allowed.
 
 mod check;
+mod objective;
 mod raw;
 
 use std::fmt;
 
 use check::Check;
+use eldr_core::batch::Measure;
 use eldr_core::decide::{Policy, Rule};
 use eldr_core::rollout::Rollout;
 use eldr_core::route::Map;
@@ -147,7 +149,7 @@ pub struct Model {
     pub name: String,
     /// What the loads of workers are compared in.
     pub load_unit: LoadUnit,
-    /// Policy and parameters; `tau` is the blob's where the configuration has none.
+    /// Policy and parameters; `tau` is the blob's where the configuration has none, and then not for `hybrid`.
     pub rule: Rule,
     /// Whether the configuration sets tau, which then outlives new blobs.
     pub tau_is_fixed: bool,
@@ -195,11 +197,32 @@ impl fmt::Display for Mistakes {
     }
 }
 
+impl Model {
+    /// What is kept of the requests that run: what its policy looks at, or the one that it is compared with.
+    pub fn measure(&self) -> Option<Measure> {
+        let control = self.rollout.and_then(|(_, control)| control.measure());
+        self.rule.policy.measure().or(control)
+    }
+
+    /// Band width for this policy: as configured, else the blob's, but `hybrid`, which chooses by batches within a band, wants its own.
+    pub fn tau(&self, policy: Policy) -> f32 {
+        match policy {
+            Policy::Hybrid if !self.tau_is_fixed => Rule::of(policy).tau,
+            _ => self.rule.tau,
+        }
+    }
+
+    /// Whether its loads or its step times are made of tokens.
+    fn counts_tokens(&self) -> bool {
+        let has_kv = self.rule.objective.step.kv_ms_per_1k > 0.0;
+        self.load_unit == LoadUnit::KvTokens || has_kv && self.measure() == Some(Measure::Usage)
+    }
+}
+
 impl Config {
     /// Whether tokens are counted: of all requests, since models share workers.
     pub fn counts_tokens(&self) -> bool {
-        let mut models = self.models.iter();
-        models.any(|model| model.load_unit == LoadUnit::KvTokens)
+        self.models.iter().any(Model::counts_tokens)
     }
 
     /// Parses and validates.

@@ -14,6 +14,7 @@
 //! | [`release`] | KV blocks that no decode worker will fetch |
 //! | [`request`] | life of one request: headers → body → prefill answer → decode leg |
 //! | [`load`] | requests in flight, shared between threads, forgotten when a thread dies |
+//! | [`running`] | the experts of requests in flight, shared between threads |
 //! | [`tokens`] | how many tokens a request will have in a worker's KV cache |
 //! | [`reports`], [`exposition`] | load that workers report, other gateways' included |
 //! | [`health`] | decode workers that do not answer are left out for a while |
@@ -58,6 +59,7 @@ pub mod release;
 pub mod reports;
 pub mod request;
 pub mod ring;
+pub mod running;
 pub mod samples;
 pub mod shared;
 pub mod tokens;

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::running::Seat;
 use crate::shared::Shared;
 use crate::tokens::Expected;
 
@@ -21,6 +22,15 @@ pub struct Timing {
     pub lease_ms: u64,
     /// Other slots are read again after this long.
     pub refresh_ms: u64,
+}
+
+/// The slots that threads of the gateway have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slots {
+    /// That of this VM.
+    pub own: Option<usize>,
+    /// So many were ever claimed, from the first on, as of the last look.
+    pub count: usize,
 }
 
 /// What loads are compared in.
@@ -67,6 +77,7 @@ struct Claim {
 pub struct Flight {
     cluster: String,
     tokens: u32,
+    seat: Option<Seat>,
 }
 
 impl Flight {
@@ -78,6 +89,16 @@ impl Flight {
     /// Its tokens; 0 where they are not counted.
     pub fn tokens(&self) -> u32 {
         self.tokens
+    }
+
+    /// It has a place in a running batch from now on.
+    pub fn sit(&mut self, seat: Option<Seat>) {
+        self.seat = seat;
+    }
+
+    /// Gives that place up, if it has one.
+    pub fn rise(&mut self) -> Option<Seat> {
+        self.seat.take()
     }
 }
 
@@ -95,6 +116,7 @@ pub struct Loads {
     own: Counts,
     others: Counts,
     others_read_ms: Option<u64>,
+    slots: usize,
 }
 
 fn key(index: usize) -> String {
@@ -131,6 +153,13 @@ impl Loads {
         self.claim.as_ref().map(|claim| claim.index)
     }
 
+    /// The slots that there are.
+    pub fn slots(&self) -> Slots {
+        let own = self.slot();
+        let count = self.slots.max(own.map_or(0, |own| own + 1));
+        Slots { own, count }
+    }
+
     /// One more request in flight, with so many tokens.
     pub fn start(
         &mut self,
@@ -146,7 +175,11 @@ impl Loads {
             *self.own.tokens.entry(cluster.clone()).or_default() += u64::from(tokens);
         }
         self.publish(shared, now_ms, timing);
-        Flight { cluster, tokens }
+        Flight {
+            cluster,
+            tokens,
+            seat: None,
+        }
     }
 
     /// One less; the name of its cluster.
@@ -157,7 +190,9 @@ impl Loads {
         now_ms: u64,
         timing: Timing,
     ) -> String {
-        let Flight { cluster, tokens } = flight;
+        let Flight {
+            cluster, tokens, ..
+        } = flight;
         if let Some(count) = self.own.requests.get_mut(&cluster) {
             *count = count.saturating_sub(1);
             if *count == 0 {
@@ -195,6 +230,7 @@ impl Loads {
             if version.is_none() {
                 break; // keys are created in order
             }
+            self.slots = self.slots.max(index + 1);
             let slot = value.and_then(|bytes| Slot::read(&bytes));
             let Some(slot) = slot.filter(|slot| slot.is_fresh(now_ms, timing.lease_ms)) else {
                 continue;

@@ -29,6 +29,11 @@ pub fn kv_tokens(cluster: &str) -> String {
     format!("eldr.worker.{cluster}.kv_tokens")
 }
 
+/// Gauge: requests in flight to a decode cluster whose experts are known, from all threads, where policies look at running batches.
+pub fn known(cluster: &str) -> String {
+    format!("eldr.worker.{cluster}.known")
+}
+
 /// Gauge: requests that a decode cluster reports and this gateway did not send; 0 where nothing fresh is known.
 pub fn elsewhere(cluster: &str) -> String {
     format!("eldr.worker.{cluster}.elsewhere")

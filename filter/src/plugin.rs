@@ -1,6 +1,7 @@
 //! A configuration with the blobs in use: chooses prefill and decode clusters.
 
 mod kept;
+mod running;
 mod sampling;
 
 use eldr_core::blob::Blob;
@@ -240,12 +241,14 @@ impl Plugin {
         let Some(settings) = self.settings(course.model) else {
             return Rule::default();
         };
-        match (course.arm, settings.rollout) {
-            (Arm::Control, Some((_, policy))) => Rule {
-                policy,
-                ..settings.rule
-            },
-            _ => settings.rule,
+        let policy = match (course.arm, settings.rollout) {
+            (Arm::Control, Some((_, control))) => control,
+            _ => settings.rule.policy,
+        };
+        Rule {
+            policy,
+            tau: settings.tau(policy),
+            ..settings.rule
         }
     }
 

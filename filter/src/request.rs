@@ -287,7 +287,7 @@ impl Request {
                 let signature = header.or_else(|| from_eldr_sig().map(Cow::Owned));
                 let params = self.params(&object, said.as_ref(), plugin.config());
                 let head = params.as_deref().map(|params| self.head(params));
-                if plugin.config().counts_tokens() {
+                if plugin.asks_for_prompt_tokens(self.model) {
                     let usage = || self.leg.api.prompt_tokens(&object);
                     self.tokens.prompt = prompt_tokens(signature.as_deref(), usage);
                 }
@@ -372,12 +372,19 @@ impl Request {
         self.outcome.get_or_insert(Outcome::Routed(decision.reason));
         self.decision.clear();
         let _ = write!(self.decision, "{cluster};reason={}", decision.reason.name());
-        if let (Some(region), Some(similarity)) = (decision.region, decision.similarity) {
-            let (region, band) = (region.0, decision.band);
-            let _ = write!(
-                self.decision,
-                ";region={region};band={band};similarity={similarity:.3}"
-            );
+        if let Some(region) = decision.region {
+            let _ = write!(self.decision, ";region={}", region.0);
+        }
+        if let Some(similarity) = decision.similarity {
+            let band = decision.band;
+            let _ = write!(self.decision, ";band={band};similarity={similarity:.3}");
+        }
+    }
+
+    /// Takes note of how many requests of known experts ran where it goes.
+    pub fn met(&mut self, known: Option<u32>) {
+        if let Some(known) = known {
+            let _ = write!(self.decision, ";known={known}");
         }
     }
 

@@ -31,6 +31,18 @@ pub const MAX_ID_BYTES: usize = 256;
 /// Attempts to write against other threads, which share a key by chance only.
 const MAX_ATTEMPTS: usize = 64;
 
+/// A longer signature is not kept, bytes.
+pub const MAX_SIGNATURE_BYTES: usize = 32 << 10;
+
+/// What a prefill answer said of the request's experts, as far as its model's policies ask.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Found {
+    /// Similarity to each region of the blob.
+    Similarities(Vec<f32>),
+    /// Policies that look at running batches need it whole: a header value with the layers that they look at.
+    Signature(Vec<u8>),
+}
+
 /// What is kept of a prefill answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Kept {
@@ -39,10 +51,20 @@ pub struct Kept {
     /// [`Map::fingerprint`](eldr_core::route::Map::fingerprint) of it: two models or listeners may have the same
     /// revision of different blobs.
     pub fingerprint: u64,
-    /// Similarity to each of its regions, or why there is none.
-    pub found: Result<Vec<f32>, Reason>,
+    /// What there is to decide by, or why there is nothing.
+    pub found: Result<Found, Reason>,
     /// Tokens of the prompt, where they are known and wanted; not 0.
     pub prompt_tokens: Option<u64>,
+}
+
+impl Kept {
+    /// The signature, where that was kept.
+    pub fn signature(&self) -> Option<&[u8]> {
+        match &self.found {
+            Ok(Found::Signature(header)) => Some(header),
+            _ => None,
+        }
+    }
 }
 
 /// Now, and for how long an entry stays good, milliseconds.
@@ -194,7 +216,7 @@ fn change<T>(
 }
 
 /// FNV-1a. Whoever makes ids collide loses signatures, no more.
-fn fnv1a(bytes: &[u8]) -> u64 {
+pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     })

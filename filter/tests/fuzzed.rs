@@ -62,6 +62,11 @@ fn every_setting_is_in_a_seed_that_is_accepted() {
         r#""weight""#,
         r#""http""#,
         r#""signature_sample":0.1"#,
+        r#""policy":"marginal""#,
+        r#""policy":"hybrid""#,
+        r#""policy":"batch_band""#,
+        r#""step_c_ms""#,
+        r#""step_exponent""#,
     ] {
         assert!(
             accepted.iter().any(|json| json.contains(setting)),

@@ -10,7 +10,6 @@ use std::path::PathBuf;
 use clap::Args;
 use eldr_core::blob::Blob;
 use eldr_core::decide::Rule;
-use eldr_core::route::Map;
 use indicatif::ProgressBar;
 use serde::Serialize;
 
@@ -31,6 +30,7 @@ use crate::simulate::{Lengths, Replay, Workload};
       --calibrate examples/data/small-moe/task_calibration.jsonl.gz --rate 20 --decode-tokens 512
   eldr simulate trace.jsonl --blob task.eldr --policies round_robin,least_loaded,band,band:tau=0.3:cap=none
   eldr simulate trace.jsonl --blob task.eldr --lengths AzureLLMInferenceTrace_conv.csv --arrivals lengths
+  eldr simulate chat.jsonl code.jsonl --blob chat.eldr --mix 0:@1,60:@2 --policies least_loaded,band,band:refit=2.5/5
 
 Replays the requests of a trace on a simulated cluster: prefill workers first come first served, gateways
 that decide by the code that real ones run, decode workers that batch continuously. Every policy meets the
@@ -48,10 +48,16 @@ pub(super) struct SimulateArgs {
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
     /// Policies, each with a tau, a load cap and (marginal, hybrid) an exponent q of its own if need be:
-    /// band:tau=0.2:cap=none,marginal:q=1
+    /// band:tau=0.2:cap=none,marginal:q=1; usage=decode knows what requests really activate,
+    /// refit=2.5/5 refits centroids every 2.5 s to the last 5 s
     /// [default: all that can run]
     #[arg(long, value_delimiter = ',', value_name = "POLICY,…")]
     policies: Vec<PolicySpec>,
+    /// Compare with what no gateway can do as well: each rule with true decode usage in place of the
+    /// signature (band:usage=decode), and the best assignments that a search finds which knows the
+    /// whole run (hindsight, hindsight:for=p99)
+    #[arg(long)]
+    limit: bool,
     /// Centroid blob that policies compare signatures with; its workers are the decode workers
     #[arg(long, conflicts_with = "calibrate")]
     blob: Option<PathBuf>,
@@ -98,6 +104,8 @@ struct Report<'a> {
     step_model: eldr_core::engine::StepModel,
     #[serde(skip_serializing_if = "Option::is_none")]
     step_fit: Option<crate::steps::StepFit>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    assumed: Option<eldr_core::engine::StepModel>,
     regions: Option<usize>,
     tau: f32,
     max_load_factor: Option<f64>,
@@ -128,6 +136,7 @@ impl SimulateArgs {
             .as_deref()
             .map(Lengths::read)
             .transpose()?;
+        let mix = self.arrivals.mix();
         let blob = self.blob()?;
         let workers = self.workers(blob.as_ref())?;
         let (step, step_fit) = self
@@ -157,7 +166,7 @@ impl SimulateArgs {
             workload: &workload,
             plan: self
                 .arrivals
-                .plan(lengths.as_ref(), self.permute_signatures),
+                .plan(lengths.as_ref(), mix.as_ref(), self.permute_signatures),
             rule,
             known: known.as_ref(),
         };
@@ -172,6 +181,7 @@ impl SimulateArgs {
             exact: workload.exact,
             step_model: cluster.step,
             step_fit,
+            assumed: cluster.assumed,
             regions,
             tau: rule.tau,
             max_load_factor: rule.max_load_factor,
@@ -254,31 +264,50 @@ impl SimulateArgs {
                 "simulate with a blob of the model whose requests the trace has",
             ));
         }
-        Ok(Known::new(Map::bind(blob, workers)?, workload))
+        Ok(Known::of_blob(blob, workers, workload)?)
     }
 
     /// Those that are asked for, or all that the input allows.
     fn policies(&self, workload: &Workload, has_blob: bool) -> Vec<PolicySpec> {
-        if !self.policies.is_empty() {
-            return self.policies.clone();
+        let mut policies = match self.policies.is_empty() {
+            true => all_policies(workload, has_blob),
+            false => self.policies.clone(),
+        };
+        if self.limit {
+            let with_truth = policies.iter().filter_map(PolicySpec::with_true_usage);
+            let hindsight = ["hindsight", "hindsight:for=p99"];
+            let hindsight = hindsight.into_iter().filter_map(|name| name.parse().ok());
+            let limits: Vec<PolicySpec> = with_truth.chain(hindsight).collect();
+            for limit in limits {
+                if policies.iter().all(|spec| spec.name != limit.name) {
+                    policies.push(limit);
+                }
+            }
         }
-        let labels = workload
-            .requests
-            .iter()
-            .any(|request| request.label.is_some());
-        let named = PolicySpec::names()
-            .into_iter()
-            .filter_map(|name| name.parse().ok());
-        let mut policies: Vec<PolicySpec> = named
-            .filter(|spec: &PolicySpec| match spec.kind {
-                PolicyKind::Label => labels,
-                PolicyKind::Rule(policy) => has_blob || !policy.compares_regions(),
-            })
-            .collect();
-        // References first.
-        policies.sort_by_key(|spec| !spec.is_load_balancer());
         policies
     }
+}
+
+/// All policies that the input allows and gateways could run, and `label`.
+fn all_policies(workload: &Workload, has_blob: bool) -> Vec<PolicySpec> {
+    let labels = workload
+        .requests
+        .iter()
+        .any(|request| request.label.is_some());
+    let named = PolicySpec::names()
+        .into_iter()
+        .filter_map(|name| name.parse().ok());
+    let mut policies: Vec<PolicySpec> = named
+        .filter(|spec: &PolicySpec| match spec.kind {
+            PolicyKind::Label => labels,
+            PolicyKind::Rule(policy) => has_blob || !policy.compares_regions(),
+            // On demand: it takes as long as many of the others.
+            PolicyKind::Hindsight(_) => false,
+        })
+        .collect();
+    // References first.
+    policies.sort_by_key(|spec| !spec.is_load_balancer());
+    policies
 }
 
 fn names(workers: usize) -> Vec<String> {

@@ -143,6 +143,7 @@ pub fn workload(generator: &Generator, range: std::ops::Range<usize>) -> Result<
         })?;
         Ok(Request {
             record: record.id.into(),
+            trace: 0,
             label: record.label.map(Arc::from),
             signature: record.prefill.map(Arc::from),
             ts: None,

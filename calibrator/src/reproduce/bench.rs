@@ -150,6 +150,7 @@ impl Bench {
                 lengths: None,
                 decode_tokens: None,
                 permute_signatures: false,
+                mix: None,
             },
             rule: Rule::default(),
             known: Some(known),

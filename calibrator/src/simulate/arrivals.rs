@@ -8,6 +8,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution as _, Gamma};
 
 use super::lengths::Lengths;
+use super::mix::{Mix, Turns};
 use super::workload::{Request, Workload};
 use super::{Stream, rng};
 use crate::error::Error;
@@ -71,6 +72,8 @@ pub struct Plan<'a> {
     /// Placebo: signatures are exchanged between the requests of the workload at random. A policy that gains all the same gains by
     /// something else than by knowing who uses which experts.
     pub permute_signatures: bool,
+    /// What kinds of requests come when, in place of all alike. It multiplies a drawn rate; of given times it only says what comes.
+    pub mix: Option<&'a Mix>,
 }
 
 impl Plan<'_> {
@@ -84,8 +87,18 @@ impl Plan<'_> {
             signatures.shuffle(&mut rng(seed, Stream::Placebo));
         }
         let mut rng = rng(seed, Stream::Arrivals);
-        let times = self.times(workload, &mut rng)?;
         let in_order = matches!(self.times, Times::Trace { .. });
+        let mut turns = match self.mix {
+            Some(_) if in_order => {
+                return Err(Error::new(
+                    "requests that come in the order of the trace are not mixed",
+                    "leave out --mix, or take --arrivals poisson",
+                ));
+            }
+            Some(mix) => Some(mix.turns(workload)?),
+            None => None,
+        };
+        let times = self.times(workload, turns.as_ref(), &mut rng)?;
         let mut order = by_time(workload, in_order);
         let offset = match (self.lengths, self.times) {
             // Times and lengths of one line belong together.
@@ -94,11 +107,16 @@ impl Plan<'_> {
         };
         let mut arrivals = Vec::with_capacity(times.len());
         for (number, at) in times.into_iter().enumerate() {
-            let turn = number % order.len();
-            if turn == 0 && !in_order {
-                order.shuffle(&mut rng);
-            }
-            let request = order[turn];
+            let request = match &mut turns {
+                Some(turns) => turns.next(at.as_secs_f64(), &mut rng),
+                None => {
+                    let turn = number % order.len();
+                    if turn == 0 && !in_order {
+                        order.shuffle(&mut rng);
+                    }
+                    order[turn]
+                }
+            };
             let own = &workload.requests[request];
             let (prompt_tokens, decode_tokens) = match self.lengths {
                 Some(lengths) => lengths.get(offset + number),
@@ -135,9 +153,16 @@ impl Plan<'_> {
         Ok(arrivals)
     }
 
-    fn times(&self, workload: &Workload, rng: &mut ChaCha8Rng) -> Result<Vec<Duration>, Error> {
+    fn times(
+        &self,
+        workload: &Workload,
+        turns: Option<&Turns>,
+        rng: &mut ChaCha8Rng,
+    ) -> Result<Vec<Duration>, Error> {
         let recorded = match self.times {
-            Times::Drawn { rate_per_s, shape } => return self.drawn(rate_per_s, shape, rng),
+            Times::Drawn { rate_per_s, shape } => {
+                return self.drawn(rate_per_s, shape, turns, rng);
+            }
             Times::Trace { rate_per_s } => {
                 let order = by_time(workload, true);
                 let times = order.into_iter().map(|request| {
@@ -160,6 +185,7 @@ impl Plan<'_> {
         &self,
         rate_per_s: f64,
         shape: f64,
+        turns: Option<&Turns>,
         rng: &mut ChaCha8Rng,
     ) -> Result<Vec<Duration>, Error> {
         let failed = |what: String| Error::new(what, "give a lower --rate or a shorter --duration");
@@ -170,7 +196,8 @@ impl Plan<'_> {
         })?;
         let (mut times, mut at) = (Vec::new(), 0.0);
         loop {
-            at += gaps.sample(rng);
+            let gap = gaps.sample(rng);
+            at = turns.map_or(at + gap, |turns| turns.after(at, gap));
             if at >= self.duration.as_secs_f64() {
                 return Ok(times);
             }

@@ -8,8 +8,9 @@ use serde::Serialize;
 
 use super::Cluster;
 use super::arrivals::{Arrival, Plan};
-use super::events::run;
-use super::measure::Outcome;
+use super::events::{Served, run_served};
+use super::hindsight::{Goal, ROUNDS, Search};
+use super::measure::{Outcome, Phase};
 use super::policy::{Known, PolicyKind, PolicySpec, router};
 use super::workload::Workload;
 use crate::error::Error;
@@ -61,9 +62,36 @@ pub struct PolicyResult {
     pub against_round_robin: ByMetric<Against>,
     /// Of each metric, against the load balancer that is best in it.
     pub against_best_balancer: ByMetric<Against>,
+    /// Against the same rule with true usage, where that is in the run.
+    pub against_true_usage: ByMetric<Against>,
+    /// Of each metric, against the search in hindsight that is best in it, where there is one in the run.
+    pub against_hindsight: ByMetric<Against>,
+    /// Phases of the run, where there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub phases: Vec<PhaseResult>,
     /// Every run, in the order of the seeds.
     pub runs: Vec<Outcome>,
 }
+
+/// How one policy did in one phase.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PhaseResult {
+    /// When it began, seconds since the start.
+    pub from_s: f64,
+    /// Of each time per token, against the load balancer that is best in it in this phase.
+    pub against_best_balancer: ByMetric<Against>,
+    /// What the policy gains in this phase, as a share of what it gains in the first one; of those that it gained in.
+    pub gain_kept: ByMetric<f64>,
+}
+
+type PhaseMetric = (&'static str, fn(&Phase) -> f64);
+
+/// What phases are compared by.
+const PHASE_METRICS: [PhaseMetric; 3] = [
+    ("tpot_mean_ms", |phase| phase.tpot_ms.mean),
+    ("tpot_p50_ms", |phase| phase.tpot_ms.p50),
+    ("tpot_p99_ms", |phase| phase.tpot_ms.p99),
+];
 
 /// All policies, in the order in which they were named.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -107,24 +135,61 @@ pub fn compare(
         known,
     } = setting;
     let mut rule = rule;
-    // Policies that know the step model know the true one.
-    rule.objective.step = cluster.step;
+    // Policies that know the step model know the true one, unless told otherwise.
+    rule.objective.step = cluster.assumed.unwrap_or(cluster.step);
     let arrivals = seeds.iter().map(|&seed| plan.arrivals(workload, seed));
     let arrivals: Vec<Vec<Arrival>> = arrivals.collect::<Result<_, _>>()?;
-    let runs: Vec<(&PolicySpec, &Vec<Arrival>)> = policies
-        .iter()
+    let online = policies.iter().filter(|spec| spec.is_online());
+    let runs: Vec<(&PolicySpec, &Vec<Arrival>)> = online
         .flat_map(|spec| arrivals.iter().map(move |arrivals| (spec, arrivals)))
         .collect();
-    let outcomes: Vec<Outcome> = runs
+    let done: Vec<(Outcome, Vec<Served>)> = runs
         .into_par_iter()
         .map(|(spec, arrivals)| {
             let mut router = router(spec, &rule, known, workload, cluster)?;
-            let outcome = run(cluster, workload, arrivals, router.as_mut());
+            let run = run_served(cluster, workload, arrivals, router.as_mut());
             on_run();
-            Ok(outcome)
+            Ok(run)
         })
         .collect::<Result<_, Error>>()?;
-    let outcomes: Vec<&[Outcome]> = outcomes.chunks(seeds.len()).collect();
+    // Those who know a whole run begin where the others ended.
+    let searches = policies.iter().filter_map(|spec| match spec.kind {
+        PolicyKind::Hindsight(goal) => Some(goal),
+        _ => None,
+    });
+    let searches: Vec<(Goal, usize)> = searches
+        .flat_map(|goal| (0..seeds.len()).map(move |seed| (goal, seed)))
+        .collect();
+    let searched: Vec<Outcome> = searches
+        .into_par_iter()
+        .map(|(goal, seed)| {
+            let search = Search {
+                cluster,
+                workload,
+                arrivals: &arrivals[seed],
+                goal,
+                seed: seeds[seed],
+                rounds: ROUNDS,
+            };
+            let value = |run: &&(Outcome, Vec<Served>)| goal.of(&run.0);
+            let runs = done.iter().skip(seed).step_by(seeds.len());
+            let start = match runs.min_by(|a, b| value(a).total_cmp(&value(b))) {
+                Some(best) => best.clone(),
+                None => search.least_loaded(),
+            };
+            let outcome = search.improve(start);
+            on_run();
+            outcome
+        })
+        .collect();
+    let (mut done, mut searched) = (done.into_iter().map(|run| run.0), searched.into_iter());
+    let outcomes = policies.iter().map(|spec| -> Vec<Outcome> {
+        match spec.is_online() {
+            true => done.by_ref().take(seeds.len()).collect(),
+            false => searched.by_ref().take(seeds.len()).collect(),
+        }
+    });
+    let outcomes: Vec<Vec<Outcome>> = outcomes.collect();
     Ok(Comparison {
         seeds: seeds.to_vec(),
         policies: judge(policies, &outcomes),
@@ -132,7 +197,7 @@ pub fn compare(
 }
 
 /// Estimates and changes; `outcomes` are by policy and seed.
-fn judge(policies: &[PolicySpec], outcomes: &[&[Outcome]]) -> Vec<PolicyResult> {
+fn judge(policies: &[PolicySpec], outcomes: &[Vec<Outcome>]) -> Vec<PolicyResult> {
     let of = |policy: usize, value: fn(&Outcome) -> f64| -> Vec<f64> {
         outcomes[policy].iter().map(value).collect()
     };
@@ -149,10 +214,14 @@ fn judge(policies: &[PolicySpec], outcomes: &[&[Outcome]]) -> Vec<PolicyResult> 
     let round_robin = policies
         .iter()
         .position(|spec| spec.kind == PolicyKind::Rule(Policy::RoundRobin));
-    let best = |value| {
-        let balancers = (0..policies.len()).filter(|&index| policies[index].is_load_balancer());
+    let best = |value, among: fn(&PolicySpec) -> bool| {
+        let those = (0..policies.len()).filter(|&index| among(&policies[index]));
         let mean = |&policy: &usize| estimate(&of(policy, value)).mean;
-        balancers.min_by(|a, b| mean(a).total_cmp(&mean(b)))
+        those.min_by(|a, b| mean(a).total_cmp(&mean(b)))
+    };
+    let with_truth = |policy: usize| {
+        let spec = policies[policy].with_true_usage()?;
+        policies.iter().position(|other| other.is_same(&spec))
     };
     let results = (0..policies.len()).map(|policy| PolicyResult {
         policy: policies[policy].name.clone(),
@@ -165,11 +234,66 @@ fn judge(policies: &[PolicySpec], outcomes: &[&[Outcome]]) -> Vec<PolicyResult> 
             .collect(),
         against_best_balancer: METRICS
             .iter()
-            .filter_map(|&(name, value)| Some((name, change(policy, best(value)?, value))))
+            .filter_map(|&(name, value)| {
+                let best = best(value, PolicySpec::is_load_balancer)?;
+                Some((name, change(policy, best, value)))
+            })
             .collect(),
+        against_true_usage: METRICS
+            .iter()
+            .filter_map(|&(name, value)| Some((name, change(policy, with_truth(policy)?, value))))
+            .collect(),
+        against_hindsight: METRICS
+            .iter()
+            .filter_map(|&(name, value)| {
+                let best = best(value, |spec| !spec.is_online())?;
+                Some((name, change(policy, best, value)))
+            })
+            .collect(),
+        phases: phases(policies, outcomes, policy),
         runs: outcomes[policy].to_vec(),
     });
     results.collect()
+}
+
+/// The phases of a policy, if there are several.
+fn phases(policies: &[PolicySpec], outcomes: &[Vec<Outcome>], policy: usize) -> Vec<PhaseResult> {
+    let run = outcomes[policy].first();
+    let of_run = run.map_or(&[][..], |run| &run.phases);
+    if of_run.len() < 2 {
+        return Vec::new();
+    }
+    let mut results: Vec<PhaseResult> = Vec::new();
+    for (index, phase) in of_run.iter().enumerate() {
+        let of = |policy: usize, value: fn(&Phase) -> f64| {
+            let runs = outcomes[policy].iter();
+            runs.map(move |run| value(&run.phases[index]))
+        };
+        let against = |(name, value)| {
+            let mean = |&policy: &usize| of(policy, value).sum::<f64>();
+            let balancers = (0..policies.len()).filter(|&index| policies[index].is_load_balancer());
+            let best = balancers.min_by(|a, b| mean(a).total_cmp(&mean(b)))?;
+            let pairs = of(policy, value).zip(of(best, value));
+            let percent: Vec<f64> = pairs.map(|(own, o)| (own / o - 1.0) * 100.0).collect();
+            let against = Against {
+                reference: policies[best].name.clone(),
+                percent: estimate(&percent),
+            };
+            Some((name, against))
+        };
+        let against: ByMetric<Against> = PHASE_METRICS.into_iter().filter_map(against).collect();
+        let first = results.first().map(|first| &first.against_best_balancer);
+        let kept = |(name, now): (&&'static str, &Against)| {
+            let before = first?.get(name)?.percent.mean;
+            (before < 0.0).then_some((*name, now.percent.mean / before))
+        };
+        results.push(PhaseResult {
+            from_s: phase.from_s,
+            gain_kept: against.iter().filter_map(kept).collect(),
+            against_best_balancer: against,
+        });
+    }
+    results
 }
 
 /// Mean and 95 % interval.

@@ -46,7 +46,11 @@ struct Flight {
     sent: u32,
     /// Whether a worker has it, or will.
     in_flight: bool,
+    /// When it was last sent.
+    from: Duration,
     first_token: Option<Duration>,
+    /// When it was done.
+    until: Duration,
 }
 
 struct Decoder {
@@ -54,6 +58,17 @@ struct Decoder {
     stepping: bool,
     /// Times that it failed.
     life: u32,
+}
+
+/// Where and when a request was decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Served {
+    /// The worker that completed it.
+    pub worker: usize,
+    /// When it was sent there.
+    pub from: Duration,
+    /// When its last token came.
+    pub until: Duration,
 }
 
 /// Serves `arrivals`, which ask for requests of `workload`, until the last one is done.
@@ -66,6 +81,19 @@ pub fn run(
     arrivals: &[Arrival],
     router: &mut dyn Router,
 ) -> Outcome {
+    run_served(cluster, workload, arrivals, router).0
+}
+
+/// As [`run`], and where each of the arrivals was decoded, in their order.
+///
+/// # Panics
+/// As [`run`].
+pub fn run_served(
+    cluster: &Cluster,
+    workload: &Workload,
+    arrivals: &[Arrival],
+    router: &mut dyn Router,
+) -> (Outcome, Vec<Served>) {
     let batch = DecodeBatch::new(cluster.step, workload.geometry, cluster.batch_max)
         .with_kv_tokens_max(cluster.kv_tokens_max.unwrap_or(u64::MAX));
     let decoder = |_| Decoder {
@@ -84,7 +112,7 @@ pub fn run(
         flights: vec![Flight::default(); arrivals.len()],
         decisions: vec![0; cluster.gateways],
         events: BinaryHeap::new(),
-        measures: Measures::new(cluster.decode_workers),
+        measures: Measures::new(cluster.decode_workers, &cluster.phases),
         seen: Vec::new(),
         undone: arrivals.len(),
         now: Duration::ZERO,
@@ -103,7 +131,13 @@ pub fn run(
         world.now = now;
         world.happens(event);
     }
-    world.measures.outcome()
+    let served = world.flights.iter().map(|flight| Served {
+        worker: flight.worker,
+        from: flight.from,
+        until: flight.until,
+    });
+    let served = served.collect();
+    (world.measures.outcome(), served)
 }
 
 struct World<'a> {
@@ -175,6 +209,8 @@ impl World<'_> {
         let sequence = self.decisions[gateway];
         self.decisions[gateway] += 1;
         let decision = self.router.choose(Ask {
+            now: self.now,
+            arrival: index,
             gateway,
             request: arrival.request,
             signature: arrival.signature,
@@ -191,6 +227,7 @@ impl World<'_> {
         let flight = &mut self.flights[index];
         flight.worker = worker;
         flight.in_flight = true;
+        flight.from = self.now;
         flight.sent += 1;
         let sent = flight.sent;
         let there = self.now + ms(self.cluster.transfer_ms);
@@ -256,12 +293,13 @@ impl World<'_> {
     fn done(&mut self, index: usize, tokens_after_first: u32, first: Duration) {
         let arrival = &self.arrivals[index];
         self.leave(index);
+        self.flights[index].until = self.now;
         self.undone -= 1;
         if arrival.at >= self.cluster.warm_up {
             let ttft = (first - arrival.at).as_secs_f64() * 1e3;
             let decoding = (self.now - first).as_secs_f64() * 1e3;
             let tpot = (tokens_after_first > 0).then(|| decoding / f64::from(tokens_after_first));
-            self.measures.done(ttft, tpot);
+            self.measures.done(arrival.at, ttft, tpot);
         }
     }
 

@@ -1,6 +1,7 @@
 //! What a run is judged by.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use eldr_core::decide::Reason;
 use serde::Serialize;
@@ -48,6 +49,20 @@ pub struct Outcome {
     pub restarted: usize,
     /// Decisions by what they rested on.
     pub reasons: BTreeMap<&'static str, usize>,
+    /// The run by [phases](super::Cluster::phases).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub phases: Vec<Phase>,
+}
+
+/// The requests that arrived in one phase.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Phase {
+    /// When it began, seconds since the start.
+    pub from_s: f64,
+    /// Requests measured.
+    pub requests: usize,
+    /// Time per output token after the first, ms: of each request its mean.
+    pub tpot_ms: Spread,
 }
 
 /// Collects what happens during a run.
@@ -61,12 +76,15 @@ pub(super) struct Measures {
     sent: Vec<usize>,
     restarted: usize,
     reasons: BTreeMap<&'static str, usize>,
+    /// Beginnings of phases, and the times per token of their requests.
+    phases: Vec<(Duration, Vec<f64>)>,
 }
 
 impl Measures {
-    pub(super) fn new(workers: usize) -> Self {
+    pub(super) fn new(workers: usize, phases: &[Duration]) -> Self {
         Measures {
             sent: vec![0; workers],
+            phases: phases.iter().map(|&from| (from, Vec::new())).collect(),
             ..Self::default()
         }
     }
@@ -87,9 +105,13 @@ impl Measures {
     }
 
     /// A request of one token has no time per output token.
-    pub(super) fn done(&mut self, ttft_ms: f64, tpot_ms: Option<f64>) {
+    pub(super) fn done(&mut self, arrived: Duration, ttft_ms: f64, tpot_ms: Option<f64>) {
         self.ttft_ms.push(ttft_ms);
         self.tpot_ms.extend(tpot_ms);
+        let began = |(from, _): &&mut (Duration, Vec<f64>)| *from <= arrived;
+        if let Some((_, own)) = self.phases.iter_mut().rev().find(began) {
+            own.extend(tpot_ms);
+        }
     }
 
     pub(super) fn outcome(self) -> Outcome {
@@ -105,6 +127,15 @@ impl Measures {
                 / sent.max(1) as f64,
             restarted: self.restarted,
             reasons: self.reasons,
+            phases: self.phases.into_iter().map(phase).collect(),
         }
+    }
+}
+
+fn phase((from, tpot_ms): (Duration, Vec<f64>)) -> Phase {
+    Phase {
+        from_s: from.as_secs_f64(),
+        requests: tpot_ms.len(),
+        tpot_ms: Spread::of(tpot_ms),
     }
 }

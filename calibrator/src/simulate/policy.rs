@@ -2,16 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
+use clap::ValueEnum as _;
+use eldr_core::blob::Blob;
 use eldr_core::decide::{
     Decision, Draw, Evidence, Policy, Reason, Regions, Rule, Worker, WorkerIndex, decide,
 };
 use eldr_core::marginal::{MAX_EXPONENT, Objective};
-use eldr_core::route::{Map, Scratch, route, route_by};
+use eldr_core::route::{BindError, Map, Scratch, route, route_by};
 
 use super::Cluster;
+use super::follow::{Follower, Refit};
+use super::hindsight::Goal;
 use super::running::ByBatch;
+use super::usage::Usage;
 use super::workload::Workload;
 use crate::error::Error;
 
@@ -29,6 +35,10 @@ pub struct PolicySpec {
     pub tau: Option<f32>,
     /// Load cap in place of the run's; `Some(None)` is none.
     pub max_load_factor: Option<Option<f64>>,
+    /// What it knows of requests.
+    pub usage: Usage,
+    /// How its centroids follow the traffic; `None`: not at all.
+    pub refit: Option<Refit>,
     /// Exponent of the objective of `marginal` and `hybrid` in place of the run's.
     pub exponent: Option<u32>,
 }
@@ -41,13 +51,31 @@ pub enum PolicyKind {
     /// Workers of its own for each label, as many as its share of the requests, and the least loaded of them: the paper's
     /// baseline `Domain`. It knows labels, and the shares of the very trace that is replayed.
     Label,
+    /// The best assignment of the whole run that a search finds which knows all of it, and starts from the best of the other
+    /// policies: see [`hindsight`](super::hindsight).
+    Hindsight(Goal),
 }
 
 impl PolicySpec {
     /// What a list of policies may name.
     pub fn names() -> Vec<&'static str> {
         let policies = Policy::ALL.into_iter().map(Policy::name);
-        policies.chain(["label"]).collect()
+        policies.chain(["label", "hindsight"]).collect()
+    }
+
+    /// Whether it decides request by request, and not in hindsight.
+    pub fn is_online(&self) -> bool {
+        !matches!(self.kind, PolicyKind::Hindsight(_))
+    }
+
+    /// The same rule with [`Usage::Decode`]; none where it does not look at requests, or is that already.
+    pub fn with_true_usage(&self) -> Option<Self> {
+        let looks = matches!(self.kind, PolicyKind::Rule(policy) if policy.looks());
+        (looks && self.usage == Usage::Prefill).then(|| PolicySpec {
+            name: format!("{}:usage=decode", self.name),
+            usage: Usage::Decode,
+            ..self.clone()
+        })
     }
 
     /// Whether it balances load and looks at nothing else: the references that a policy has to beat.
@@ -55,12 +83,21 @@ impl PolicySpec {
         matches!(self.kind, PolicyKind::Rule(policy) if !policy.looks())
     }
 
+    /// Whether both decide alike, whatever they are called.
+    pub(super) fn is_same(&self, other: &PolicySpec) -> bool {
+        let name = other.name.clone();
+        PolicySpec {
+            name,
+            ..self.clone()
+        } == *other
+    }
+
     /// The rule, with the run's tau and load cap where it has none of its own.
     pub fn rule(&self, run: &Rule) -> Rule {
         Rule {
             policy: match self.kind {
                 PolicyKind::Rule(policy) => policy,
-                PolicyKind::Label => Policy::Band,
+                PolicyKind::Label | PolicyKind::Hindsight(_) => Policy::Band,
             },
             tau: self.tau.unwrap_or(match self.kind {
                 PolicyKind::Rule(Policy::Hybrid) => HYBRID_TAU,
@@ -83,9 +120,10 @@ impl FromStr for PolicySpec {
         let mut parts = text.split(':');
         let name = parts.next().unwrap_or_default();
         let policy = Policy::ALL.into_iter().find(|policy| policy.name() == name);
-        let kind = match policy {
+        let mut kind = match policy {
             Some(policy) => PolicyKind::Rule(policy),
             None if name == "label" => PolicyKind::Label,
+            None if name == "hindsight" => PolicyKind::Hindsight(Goal::default()),
             None => {
                 let names = PolicySpec::names().join(", ");
                 return Err(format!("{name:?} is no policy; there are {names}"));
@@ -93,6 +131,7 @@ impl FromStr for PolicySpec {
         };
         let scores = matches!(policy, Some(Policy::Marginal | Policy::Hybrid));
         let (mut tau, mut max_load_factor, mut exponent) = (None, None, None);
+        let (mut usage, mut refit) = (Usage::default(), None);
         for part in parts {
             match part.split_once('=') {
                 Some(("tau", value)) => {
@@ -106,6 +145,24 @@ impl FromStr for PolicySpec {
                         value.ok_or("cap: a number from 1 to 100, or none, was expected")?;
                     max_load_factor = Some(Some(value));
                 }
+                Some(("usage", value)) => {
+                    if !policy.is_some_and(Policy::looks) {
+                        return Err(format!("usage: {name} does not look at requests"));
+                    }
+                    usage = Usage::from_str(value, true)
+                        .map_err(|_| "usage: prefill or decode was expected")?;
+                }
+                Some(("refit", value)) => {
+                    if !policy.is_some_and(Policy::compares_regions) {
+                        return Err(format!("refit: {name} has no centroids"));
+                    }
+                    refit = Some(value.parse().map_err(|error| format!("refit: {error}"))?);
+                }
+                Some(("for", value)) if kind == PolicyKind::Hindsight(Goal::default()) => {
+                    let goal = Goal::from_str(value, true);
+                    kind =
+                        PolicyKind::Hindsight(goal.map_err(|_| "for: mean or p99 was expected")?);
+                }
                 Some(("q", value)) if scores => {
                     let value = value.parse().ok();
                     let value = value.filter(|q| (1..=MAX_EXPONENT).contains(q));
@@ -116,7 +173,11 @@ impl FromStr for PolicySpec {
                 Some(("q", _)) => {
                     return Err("q: only marginal and hybrid have an exponent".to_owned());
                 }
-                _ => return Err(format!("{part:?}: tau=…, cap=… or q=… was expected")),
+                _ => {
+                    return Err(format!(
+                        "{part:?}: tau=…, cap=…, q=…, usage=… or refit=… was expected"
+                    ));
+                }
             }
         }
         Ok(PolicySpec {
@@ -124,6 +185,8 @@ impl FromStr for PolicySpec {
             kind,
             tau,
             max_load_factor,
+            usage,
+            refit,
             exponent,
         })
     }
@@ -132,6 +195,10 @@ impl FromStr for PolicySpec {
 /// A request that a gateway has to decide.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
+    /// When, since the start.
+    pub now: Duration,
+    /// Which arrival it is. Only hindsight may look at it.
+    pub arrival: usize,
     /// Which gateway.
     pub gateway: usize,
     /// Which request of the workload it is. Only `label` may look at it.
@@ -169,30 +236,77 @@ pub trait Router {
 pub struct Known {
     pub(super) map: Map,
     /// By request of the workload.
-    similarities: Vec<Result<Vec<f32>, Reason>>,
+    similarities: Similarities,
+    /// The same of what each really uses while it decodes, once somebody wants to know.
+    truth: OnceLock<Similarities>,
+    /// The blob and its workers, for refits.
+    origin: Option<(Blob, Vec<String>)>,
 }
+
+type Similarities = Vec<Result<Vec<f32>, Reason>>;
 
 impl Known {
     /// Compares every request of the workload with the regions.
     pub fn new(map: Map, workload: &Workload) -> Self {
-        let mut scratch = Scratch::default();
-        let requests = workload.requests.iter();
-        let similarities = requests.map(|request| {
-            let header = request.signature.as_ref().ok_or(Reason::NoSignature)?;
-            let found = map.similarities(header.as_bytes(), &mut scratch, |_| ());
-            found.map(<[f32]>::to_vec)
-        });
+        let signatures = workload.requests.iter();
+        let signatures = signatures.map(|request| request.signature.clone());
         Known {
-            similarities: similarities.collect(),
+            similarities: compare(&map, signatures),
             map,
+            truth: OnceLock::new(),
+            origin: None,
         }
     }
+
+    /// As [`new`](Self::new), of a blob that policies may refit.
+    ///
+    /// # Errors
+    /// The blob names a worker that is not there, or does not compare counts.
+    pub fn of_blob(blob: Blob, workers: &[String], workload: &Workload) -> Result<Self, BindError> {
+        let known = Known::new(Map::bind(blob.clone(), workers)?, workload);
+        Ok(Known {
+            origin: Some((blob, workers.to_vec())),
+            ..known
+        })
+    }
+
+    /// A blob of their own for those who refit it.
+    fn follower(&self, refit: Refit) -> Result<Follower, Error> {
+        let (blob, workers) = self.origin.as_ref().ok_or_else(|| {
+            Error::new(
+                "the blob cannot be refitted",
+                "leave out refit=… of the policy",
+            )
+        })?;
+        Follower::new(blob.clone(), workers.clone(), refit)
+    }
+
+    /// By request of `workload`, which must be that of [`new`](Self::new).
+    fn similarities(&self, workload: &Workload, usage: Usage) -> &Similarities {
+        match usage {
+            Usage::Prefill => &self.similarities,
+            Usage::Decode => self.truth.get_or_init(|| {
+                let requests = workload.requests.iter();
+                compare(&self.map, requests.map(|request| usage.signature(request)))
+            }),
+        }
+    }
+}
+
+fn compare(map: &Map, signatures: impl Iterator<Item = Option<Arc<str>>>) -> Similarities {
+    let mut scratch = Scratch::default();
+    let similarities = signatures.map(|signature| {
+        let header = signature.ok_or(Reason::NoSignature)?;
+        let found = map.similarities(header.as_bytes(), &mut scratch, |_| ());
+        found.map(<[f32]>::to_vec)
+    });
+    similarities.collect()
 }
 
 /// What decides for `spec`.
 ///
 /// # Errors
-/// A policy that looks at signatures without a blob; `label` without labels.
+/// A policy that looks at signatures without a blob; `label` without labels; `hindsight`, which decides nothing.
 pub fn router<'a>(
     spec: &PolicySpec,
     run: &Rule,
@@ -200,6 +314,7 @@ pub fn router<'a>(
     workload: &Workload,
     cluster: &Cluster,
 ) -> Result<Box<dyn Router + 'a>, Error> {
+    let usage = spec.usage;
     let rule = spec.rule(run);
     match (spec.kind, known) {
         (PolicyKind::Label, _) => Ok(Box::new(ByLabel::new(
@@ -207,6 +322,10 @@ pub fn router<'a>(
             workload,
             cluster.decode_workers,
         )?)),
+        (PolicyKind::Hindsight(_), _) => Err(Error::new(
+            format!("the policy {} is a search over whole runs", spec.name),
+            "compare it with others by `eldr simulate`",
+        )),
         (PolicyKind::Rule(policy), None) if policy.compares_regions() => Err(Error::new(
             format!(
                 "the policy {} compares signatures with centroids, and there are none",
@@ -214,14 +333,25 @@ pub fn router<'a>(
             ),
             "give a blob with --blob, or a trace to fit one to with --calibrate",
         )),
-        (PolicyKind::Rule(policy), known) => match policy.measure() {
-            Some(measure) => {
-                let router = ByBatch::new(rule, measure, known, workload, cluster)?;
+        (PolicyKind::Rule(policy), known) => match (policy.measure(), spec.refit.zip(known)) {
+            (Some(measure), refit) => {
+                let follower = refit.map(|(refit, known)| known.follower(refit));
+                let mut router = ByBatch::new(rule, measure, usage, known, workload, cluster)?;
+                router.follow(follower.transpose()?);
                 Ok(Box::new(router))
             }
-            None => Ok(Box::new(ByRule {
+            (None, Some((refit, known))) => {
+                let requests = workload.requests.iter();
+                Ok(Box::new(ByFollowing {
+                    rule,
+                    follower: known.follower(refit)?,
+                    headers: requests.map(|request| usage.signature(request)).collect(),
+                    scratch: Scratch::default(),
+                }))
+            }
+            (None, None) => Ok(Box::new(ByRule {
                 rule,
-                known,
+                known: known.map(|known| (&known.map, known.similarities(workload, usage))),
                 scratch: Scratch::default(),
             })),
         },
@@ -230,7 +360,7 @@ pub fn router<'a>(
 
 struct ByRule<'a> {
     rule: Rule,
-    known: Option<&'a Known>,
+    known: Option<(&'a Map, &'a Similarities)>,
     scratch: Scratch,
 }
 
@@ -238,7 +368,7 @@ impl Router for ByRule<'_> {
     fn choose(&mut self, ask: Ask<'_>) -> Decision {
         let Ask { workers, draw, .. } = ask;
         match self.known {
-            Some(Known { map, similarities }) => {
+            Some((map, similarities)) => {
                 let found = match &similarities[ask.signature] {
                     Ok(similarities) => Ok(similarities.as_slice()),
                     Err(reason) => Err(*reason),
@@ -255,6 +385,35 @@ impl Router for ByRule<'_> {
                 |_| (),
             ),
         }
+    }
+}
+
+/// As [`ByRule`], with centroids that follow what is asked for.
+struct ByFollowing {
+    rule: Rule,
+    follower: Follower,
+    /// By request of the workload.
+    headers: Vec<Option<Arc<str>>>,
+    scratch: Scratch,
+}
+
+impl Router for ByFollowing {
+    fn choose(&mut self, ask: Ask<'_>) -> Decision {
+        let header = self.headers[ask.signature].as_ref();
+        let header = header.map(|header| header.as_bytes());
+        if let Some(header) = header {
+            self.follower.see(ask.now.as_secs_f64(), header);
+        }
+        let (map, scratch) = (Some(self.follower.map()), &mut self.scratch);
+        route(
+            &self.rule,
+            map,
+            header,
+            ask.workers,
+            ask.draw,
+            scratch,
+            |_| (),
+        )
     }
 }
 
@@ -366,6 +525,12 @@ mod tests {
             "band:cap=0.5",
             "band:width=1",
             "band:",
+            "band:usage=guess",
+            "band:refit=0",
+            "marginal:refit=2",
+            "band:for=mean",
+            "p2c:usage=decode",
+            "hindsight:for=p50",
             "marginal:q=0",
             "marginal:q=17",
             "marginal:q=1.5",

@@ -8,7 +8,9 @@ use eldr_core::decide::{Decision, Rule, WorkerIndex};
 use eldr_core::route::{Fleet, Prompt, Scratch, route_running};
 
 use super::Cluster;
+use super::follow::Follower;
 use super::policy::{Ask, Known, Router};
+use super::usage::Usage;
 use super::workload::Workload;
 use crate::error::Error;
 
@@ -17,6 +19,8 @@ use crate::error::Error;
 pub(super) struct ByBatch<'a> {
     rule: Rule,
     known: Option<&'a Known>,
+    /// Centroids that follow, in place of those known.
+    follower: Option<Follower>,
     /// By request of the workload: signature and prompt tokens.
     prompts: Vec<(Option<Arc<str>>, u32)>,
     /// What each adds to a batch, once it was seen.
@@ -30,6 +34,7 @@ impl<'a> ByBatch<'a> {
     pub(super) fn new(
         rule: Rule,
         measure: Measure,
+        usage: Usage,
         known: Option<&'a Known>,
         workload: &Workload,
         cluster: &Cluster,
@@ -49,16 +54,22 @@ impl<'a> ByBatch<'a> {
         };
         let prompts = workload.requests.iter().map(|request| {
             let tokens = request.prompt_tokens.unwrap_or_default();
-            (request.signature.clone(), tokens)
+            (usage.signature(request), tokens)
         });
         Ok(ByBatch {
             rule,
             known,
+            follower: None,
             prompts: prompts.collect(),
             footprints: vec![None; workload.requests.len()],
             batches: vec![idle; views],
             scratch: Scratch::default(),
         })
+    }
+
+    /// Centroids of their own, which follow what is asked for.
+    pub(super) fn follow(&mut self, follower: Option<Follower>) {
+        self.follower = follower;
     }
 
     fn view(&self, gateway: usize) -> usize {
@@ -78,7 +89,13 @@ impl Router for ByBatch<'_> {
             workers: ask.workers,
             batches: &self.batches[self.view(ask.gateway)],
         };
-        let map = self.known.map(|known| &known.map);
+        if let (Some(follower), Some(header)) = (&mut self.follower, prompt.header) {
+            follower.see(ask.now.as_secs_f64(), header);
+        }
+        let map = match &self.follower {
+            Some(follower) => Some(follower.map()),
+            None => self.known.map(|known| &known.map),
+        };
         let scratch = &mut self.scratch;
         let decision = route_running(&self.rule, map, prompt, fleet, ask.draw, scratch);
         self.footprints[ask.signature].get_or_insert_with(|| match scratch.request() {

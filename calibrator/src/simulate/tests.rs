@@ -2,23 +2,24 @@ use std::sync::Arc;
 
 use eldr_core::decide::{Decision, Policy, Reason, Rule, WorkerIndex};
 use eldr_core::engine::{ExpertIds, Experts};
-use eldr_core::signature::Geometry;
+use eldr_core::signature::{Encoding, Geometry, Signature};
 
 use super::changes::ChangeKind;
 use super::policy::router;
 use super::workload::Request;
 use super::*;
 
-const GEOMETRY: Geometry = Geometry {
+pub(super) const GEOMETRY: Geometry = Geometry {
     layers: 1,
     experts: 8,
 };
 
 /// A request whose every token activates `experts`.
-fn request(label: &str, experts: &[u16], decode_tokens: u32) -> Request {
+pub(super) fn request(label: &str, experts: &[u16], decode_tokens: u32) -> Request {
     let ids = ExpertIds::new(GEOMETRY, experts.len(), experts.to_vec()).unwrap();
     Request {
         record: label.into(),
+        trace: 0,
         label: Some(label.into()),
         signature: None,
         ts: None,
@@ -28,7 +29,7 @@ fn request(label: &str, experts: &[u16], decode_tokens: u32) -> Request {
     }
 }
 
-fn workload(requests: Vec<Request>) -> Workload {
+pub(super) fn workload(requests: Vec<Request>) -> Workload {
     Workload {
         geometry: GEOMETRY,
         requests,
@@ -50,7 +51,7 @@ fn arrival(at_ms: u64, request: usize) -> Arrival {
 }
 
 /// Steps of 10 ms and one more per distinct expert, prefill of 10 ms, no transfer.
-fn cluster(decode_workers: usize) -> Cluster {
+pub(super) fn cluster(decode_workers: usize) -> Cluster {
     Cluster {
         prefill_workers: 1,
         prefill_ms_per_token: 0.1,
@@ -228,6 +229,7 @@ fn plan(rate_per_s: f64, shape: f64) -> Plan<'static> {
         lengths: None,
         decode_tokens: None,
         permute_signatures: false,
+        mix: None,
     }
 }
 
@@ -282,6 +284,33 @@ fn recorded_times_are_kept_or_stretched_to_a_rate() {
     };
     assert_eq!(times(None), [(1, 0.0), (2, 1.0), (0, 7.0)]);
     assert_eq!(times(Some(3.0 / 14.0)), [(1, 0.0), (2, 2.0), (0, 14.0)]);
+}
+
+/// Signatures that are the same for all, and experts that are not.
+#[test]
+fn true_usage_sees_what_signatures_do_not_tell() {
+    let uniform = Signature::dense(GEOMETRY, vec![100; 8], Some(100)).unwrap();
+    let header: Arc<str> = uniform.encode(Encoding::U16).into();
+    let two = [("a", [0, 1, 2]), ("b", [4, 5, 6])].map(|(label, experts)| Request {
+        signature: Some(Arc::clone(&header)),
+        ..request(label, &experts, 40)
+    });
+    let workload = workload(two.into());
+    let arrivals: Vec<Arrival> = (0..40)
+        .map(|n| arrival(n * 3, (n as usize / 2) % 2))
+        .collect();
+    let setting = cluster(2);
+    let experts = |name: &str| {
+        let spec: PolicySpec = name.parse().unwrap();
+        let run_by = Rule {
+            max_load_factor: None,
+            ..Rule::default()
+        };
+        let mut router = router(&spec, &run_by, None, &workload, &setting).unwrap();
+        run(&setting, &workload, &arrivals, router.as_mut()).experts_per_step
+    };
+    assert!(experts("marginal:usage=decode") < experts("marginal") - 1.0);
+    assert!(experts("batch_band:usage=decode") < experts("batch_band") - 1.0);
 }
 
 #[test]

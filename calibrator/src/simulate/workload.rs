@@ -29,6 +29,8 @@ pub enum Replay {
 pub struct Request {
     /// Where it was read, for messages.
     pub record: Arc<str>,
+    /// Which of the traces it is of, counted from 0.
+    pub trace: usize,
     /// Its kind, where the trace says so.
     pub label: Option<Arc<str>>,
     /// Value of its signature header, which gateways route by.
@@ -68,24 +70,25 @@ impl Workload {
     ) -> Result<Self, Error> {
         let mut records = Vec::new();
         let mut skipped = 0;
-        for path in paths {
+        for (trace, path) in paths.iter().enumerate() {
             for record in trace::read(path)? {
                 on_record();
                 let record = record?;
                 if record.prefill.is_none() && record.decode.is_none() {
                     skipped += 1;
                 } else {
-                    records.push(record);
+                    records.push((trace, record));
                 }
             }
         }
-        let first = records.first().ok_or_else(|| {
+        let (_, first) = records.first().ok_or_else(|| {
             Error::new(
                 format!("nothing to replay: records with `prefill` or `decode`: 0 of {skipped}"),
                 "record the x-eldr-signature header of prefill responses, one trace line per request",
             )
         })?;
-        let missing = records.iter().find(|record| record.decode_topk.is_none());
+        let mut each = records.iter().map(|(_, record)| record);
+        let missing = each.find(|record| record.decode_topk.is_none());
         let exact = match (replay, missing) {
             (Replay::Exact, Some(record)) => {
                 let hint =
@@ -99,7 +102,7 @@ impl Workload {
         let geometry = shape(first)?;
         let requests = records
             .iter()
-            .map(|record| request(record, geometry, exact));
+            .map(|(trace, record)| request(*trace, record, geometry, exact));
         let requests = requests.collect::<Result<_, _>>()?;
         Ok(Workload {
             geometry,
@@ -133,7 +136,12 @@ fn shape(record: &Record) -> Result<Geometry, Error> {
     })
 }
 
-fn request(record: &Record, geometry: Geometry, exact: bool) -> Result<Request, Error> {
+fn request(
+    trace: usize,
+    record: &Record,
+    geometry: Geometry,
+    exact: bool,
+) -> Result<Request, Error> {
     let found = shape(record)?;
     if found != geometry {
         let problem = format!("it has {found}, the requests before it have {geometry}");
@@ -161,6 +169,7 @@ fn request(record: &Record, geometry: Geometry, exact: bool) -> Result<Request, 
     };
     Ok(Request {
         record: format!("{} ({}:{})", record.id, record.at.file, record.at.line).into(),
+        trace,
         label: record.label.as_deref().map(Arc::from),
         signature: record.prefill.as_deref().map(Arc::from),
         ts: record.ts,

@@ -177,9 +177,77 @@ fn simulations_that_are_asked_for_wrongly() {
             "simulate t --arrivals trace --burstiness 0.5",
             "simulate t --warm-up 120",
             "simulate t --model gpt-5",
+            "simulate t --policies hindsight:for=p50",
+            "simulate t --policies marginal:refit=2",
+            "simulate t --assume e=3",
+            "simulate t --mix all",
+            "simulate t --mix 0:x,20:y,10:x",
+            "simulate t --mix 0:x --arrivals trace",
         ],
     );
     assert_snapshot!(told);
+}
+
+#[test]
+fn the_limit_is_beside_every_policy() {
+    let bench = bench();
+    let command =
+        format!("{QUICK} --blob b.eldr --rate 40 --policies least_loaded,band --limit --json");
+    let shown: Value = serde_json::from_str(&bench.eldr(&command).succeeded().stdout).unwrap();
+    let policies = shown["policies"].as_array().unwrap();
+    let names: Vec<&str> = policies
+        .iter()
+        .map(|p| p["policy"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "least_loaded",
+            "band",
+            "band:usage=decode",
+            "hindsight",
+            "hindsight:for=p99"
+        ]
+    );
+    assert_eq!(
+        policies[1]["against_true_usage"]["tpot_p99_ms"]["reference"],
+        "band:usage=decode"
+    );
+    for (metric, limit) in [
+        ("tpot_mean_ms", "hindsight"),
+        ("tpot_p99_ms", "hindsight:for=p99"),
+    ] {
+        for policy in &policies[..3] {
+            let against = &policy["against_hindsight"][metric];
+            assert!(against["mean"].as_f64().unwrap() >= 0.0, "{policy}");
+            assert_eq!(against["reference"], limit);
+        }
+    }
+}
+
+#[test]
+fn what_comes_may_change_and_each_phase_is_told() {
+    let bench = bench();
+    let command = format!(
+        "{QUICK} --blob b.eldr --rate 40 --policies least_loaded,band,band:refit=0.5/1 --mix 0:x,2~3:y"
+    );
+    let told = bench.eldr(&format!("{command} --json"));
+    let shown: Value = serde_json::from_str(&told.succeeded().stdout).unwrap();
+    let phases = shown["policies"][2]["phases"].as_array().unwrap();
+    let from: Vec<f64> = phases
+        .iter()
+        .map(|p| p["from_s"].as_f64().unwrap())
+        .collect();
+    assert_eq!(from, [0.0, 2.0, 3.0]);
+    let first = &phases[0]["against_best_balancer"]["tpot_mean_ms"];
+    assert_eq!(first["reference"], "least_loaded");
+    let text = bench.eldr(&command).succeeded().stdout.clone();
+    assert!(text.contains("from 3 s, change in %"), "{text}");
+
+    let unknown = bench.eldr(&format!("{QUICK} --blob b.eldr --mix 0:z"));
+    assert_eq!(unknown.code, 1);
+    let hint = "no request has the label z\nhint: the labels are x, y\n";
+    assert!(unknown.stderr.ends_with(hint), "{}", unknown.stderr);
 }
 
 /// Rows of t = 3 + 0.5·U + 0.25·B, with U such that both can be told apart, or not.
@@ -207,7 +275,8 @@ fn step_coefficients_are_fitted_to_measured_steps() {
     assert!(shown["step_fit"]["r2"].as_f64().unwrap() > 0.999);
     assert!(ran.stderr.contains("R² 1.000") && !ran.stderr.contains("warning"));
     let ran = bench.eldr(&format!("simulate t.jsonl --fit-steps untold.csv {rest}"));
-    let told = &ran.succeeded().stderr;
+    assert!(serde_json::from_str::<Value>(&ran.stdout).is_ok());
+    let told = &ran.stderr;
     assert!(
         told.contains("warning: b and c are not identified"),
         "{told}"

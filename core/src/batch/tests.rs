@@ -256,6 +256,28 @@ fn a_batch_of_which_nothing_is_known_is_judged_by_its_size() {
 }
 
 #[test]
+fn whoever_has_no_footprint_is_unknown_by_the_totals_and_leaves_no_trace() {
+    let mut batches = batches(Measure::Usage, 2);
+    let empty = batches.clone();
+    let written = (Some((vec![4, 4, 0, 0, 0, 0, 0, 0, 4, 4], 4)), 7);
+    let known = footprint(&batches, &written);
+    batches.join(WorkerIndex(0), &known);
+    batches.set_totals(WorkerIndex(0), 3, 90);
+    let mut joined = empty.clone();
+    joined.join(WorkerIndex(0), &known);
+    joined.join(WorkerIndex(0), &Footprint::unknown(80));
+    joined.join(WorkerIndex(0), &Footprint::unknown(3));
+    assert_eq!(batches, joined);
+    // Fewer than are known to be there: those who count lag behind, or we do.
+    batches.set_totals(WorkerIndex(0), 0, 0);
+    assert_eq!(batches.workers()[0].requests(), 1);
+    batches.leave(WorkerIndex(0), &known);
+    batches.set_totals(WorkerIndex(0), 0, 0);
+    batches.set_totals(WorkerIndex(9), 5, 5);
+    assert_eq!(batches, empty);
+}
+
+#[test]
 fn of_another_shape_is_as_good_as_unknown() {
     let mut batches = batches(Measure::Usage, 1);
     let other = Batches::new(Measure::Usage, GEOMETRY, vec![0], 1).unwrap();

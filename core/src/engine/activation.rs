@@ -63,6 +63,12 @@ impl Activation {
         self.geometry
     }
 
+    /// p, `[layers][experts]`.
+    pub(super) fn usage(&self) -> Vec<f32> {
+        let p = |&cost: &u32| -(-f64::from(cost) / SCALE).exp_m1() as f32;
+        self.costs.iter().map(p).collect()
+    }
+
     /// −ln(1 − p) × [`SCALE`], one row per layer.
     pub(super) fn rows(&self) -> impl Iterator<Item = &[u32]> {
         self.costs.chunks_exact(self.geometry.experts.max(1))

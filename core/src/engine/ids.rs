@@ -84,6 +84,28 @@ impl ExpertIds {
         self.masks.len().checked_div(self.row()).unwrap_or(0)
     }
 
+    /// Share of the tokens that activate each expert, `[layers][experts]`; without tokens all 0.
+    pub(super) fn usage(&self) -> Vec<f32> {
+        let experts = self.geometry.experts;
+        let mut usage = vec![0.0; self.geometry.layers.saturating_mul(experts)];
+        let share = 1.0 / self.tokens().max(1) as f64;
+        let mut counts = vec![0u32; usage.len()];
+        for token in self.masks.chunks_exact(self.row().max(1)) {
+            let layers = token.chunks_exact(self.words());
+            for (counts, layer) in counts.chunks_exact_mut(experts.max(1)).zip(layers) {
+                for (counts, &word) in counts.chunks_mut(64).zip(layer) {
+                    for (bit, count) in counts.iter_mut().enumerate() {
+                        *count += ((word >> bit) & 1) as u32;
+                    }
+                }
+            }
+        }
+        for (usage, count) in usage.iter_mut().zip(counts) {
+            *usage = (f64::from(count) * share) as f32;
+        }
+        usage
+    }
+
     /// The experts of token `token`, one bit each, [`words`](Self::words) words per layer.
     ///
     /// Past the last token the record starts over; without any there are no words.

@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 
 /// Linear model of a decode step: t = t0 + b·U + c·B + d·KV milliseconds.
 ///
-/// U is the number of distinct experts that the step activates per layer (mean over layers), B the
-/// number of requests in the batch, KV the tokens in their KV caches.
+/// U is the number of distinct experts that the step activates per layer (mean over layers), on the busiest rank with expert
+/// parallelism; B the number of requests in the batch, or of the tokens that speculative decoding verifies; KV the tokens in their
+/// KV caches.
 ///
 /// The named coefficients are least-squares fits of ours to the decode times that the ELDR paper
 /// (arXiv 2607.00466) publishes for one MI300X per worker, with U = E·(1−(1−k/E)^B) and B by

@@ -329,3 +329,169 @@ fn a_step_reads_the_kv_caches_of_its_batch() {
     assert_eq!(batch.step().duration, Duration::from_secs_f64(0.006_366));
     assert_eq!(batch.step().duration, Duration::from_secs_f64(0.006_366_5));
 }
+
+#[test]
+fn usage_is_the_share_of_the_tokens() {
+    let cells = |usage: Vec<f32>| {
+        let used = usage.into_iter().zip(0..).filter(|(p, _)| *p > 0.0);
+        used.map(|(p, cell)| ((cell / GEOMETRY.experts, cell % GEOMETRY.experts), p))
+            .collect::<Vec<_>>()
+    };
+    let recorded = Experts::from(ids(1, vec![1, 2, 69, 1, 3, 69, 1, 2, 0, 1, 2, 69]));
+    let expected = [
+        ((0, 1), 1.0),
+        ((1, 2), 0.75),
+        ((1, 3), 0.25),
+        ((2, 0), 0.25),
+        ((2, 69), 0.75),
+    ];
+    assert_eq!(cells(recorded.usage()), expected);
+    assert_eq!(cells(Experts::from(ids(1, vec![])).usage()), []);
+
+    let mut counts = vec![0; GEOMETRY.counts()];
+    (counts[1], counts[GEOMETRY.experts]) = (3, 4);
+    let known = Arc::new(Activation::from_counts(GEOMETRY, &counts, 4).unwrap());
+    let found = Experts::from(known).usage();
+    assert!((found[1] - 0.75).abs() < 1e-6 && (found[GEOMETRY.experts] - 1.0).abs() < 2e-6);
+    assert_eq!(found.iter().filter(|p| **p > 0.0).count(), 2);
+}
+
+/// A placement of every layer: where each expert is, and on which other rank it has a replica.
+fn placement() -> impl Strategy<Value = Vec<Vec<Vec<u16>>>> {
+    let layer = |ranks: usize| {
+        let place = (0..ranks, prop::option::weighted(0.1, 0..ranks));
+        prop::collection::vec(place, GEOMETRY.experts).prop_map(move |places| {
+            let mut layer = vec![Vec::new(); ranks];
+            for (expert, (rank, replica)) in (0u16..).zip(places) {
+                layer[rank].push(expert);
+                if let Some(replica) = replica.filter(|replica| *replica != rank) {
+                    layer[replica].push(expert);
+                }
+            }
+            layer
+        })
+    };
+    (1..5usize).prop_flat_map(move |ranks| prop::collection::vec(layer(ranks), GEOMETRY.layers))
+}
+
+proptest! {
+    /// Against the largest sum over ranks of 1 − Π(1 − p), cell by cell, over all tokens that are verified.
+    #[test]
+    fn a_step_waits_for_the_busiest_rank_of_every_layer(
+        members in prop::collection::vec(member(), 1..6),
+        placement in placement(),
+        (verify, accept) in (1u32..4, 1u32..4),
+    ) {
+        let ranks = Arc::new(Ranks::new(GEOMETRY, &placement).unwrap());
+        prop_assert_eq!(ranks.ranks(), placement[0].len());
+        let mut batch = DecodeBatch::new(StepModel::QWEN3_30B_A3B, GEOMETRY, 64)
+            .with_ranks(ranks)
+            .with_speculation(Speculation { verify, accept });
+        let mut absent = vec![1.0; GEOMETRY.counts()];
+        for (key, (recorded, counts)) in members.iter().enumerate() {
+            match recorded {
+                Some(recorded) => {
+                    batch.join(key, ids(2, recorded.clone()), 0, 9);
+                    for (row, ids) in recorded.chunks(2).enumerate() {
+                        ids.iter().for_each(|&id| absent[row * GEOMETRY.experts + usize::from(id)] = 0.0);
+                    }
+                }
+                None => {
+                    batch.join(key, activation(counts), 0, 9);
+                    for (absent, &count) in absent.iter_mut().zip(counts) {
+                        *absent *= (1.0 - (f64::from(count) / 10.0).min(1.0)).powi(verify as i32);
+                    }
+                }
+            }
+        }
+        let of_rank = |layer: usize, slots: &Vec<u16>| -> f64 {
+            let row = &absent[layer * GEOMETRY.experts..];
+            slots.iter().map(|&expert| 1.0 - row[usize::from(expert)]).sum()
+        };
+        let busiest = placement.iter().enumerate().map(|(layer, ranks)| {
+            ranks.iter().map(|slots| of_rank(layer, slots)).fold(0.0, f64::max)
+        });
+        let expected = busiest.sum::<f64>();
+        let found = batch.step().mean_experts * GEOMETRY.layers as f64;
+        prop_assert!((found - expected).abs() < 1e-3, "{found} is not {expected}");
+
+        // Those whose tokens were recorded leave, which changes nothing for the others.
+        let mut others = batch.clone();
+        others.clear();
+        for (key, (recorded, counts)) in members.iter().enumerate() {
+            match recorded {
+                Some(_) => { batch.cancel(&key); }
+                None => others.join(key, activation(counts), 0, 9),
+            }
+        }
+        prop_assert_eq!(batch.step().mean_experts.to_bits(), others.step().mean_experts.to_bits());
+    }
+}
+
+#[test]
+fn speculation_verifies_many_and_gets_on_by_those_accepted() {
+    let model = StepModel {
+        kv_ms_per_1k: 1.0,
+        ..StepModel::QWEN3_30B_A3B
+    };
+    let speculation = Speculation {
+        verify: 3,
+        accept: 2,
+    };
+    let mut batch = DecodeBatch::new(model, GEOMETRY, 8).with_speculation(speculation);
+    // Token n activates expert n of each layer.
+    let recorded = (0..10).flat_map(|n| [n; GEOMETRY.layers]).collect();
+    batch.join('a', ids(1, recorded), 1_000, 5);
+    let mut steps = Vec::new();
+    while !batch.is_idle() {
+        let report = batch.step();
+        assert_eq!(report.mean_experts, 3.0);
+        let Decoded { token, last, .. } = report.decoded[0];
+        let ms = report.duration.as_secs_f64() * 1e3 - model.step_ms(3.0, 3, 0);
+        steps.push((token, last, (ms * 1e3).round() as u32, batch.kv_tokens()));
+    }
+    let expected = [
+        (1, false, 1_000, 1_002),
+        (3, false, 1_002, 1_004),
+        (4, true, 1_004, 0),
+    ];
+    assert_eq!(steps, expected);
+}
+
+#[test]
+fn contiguous_ranks_share_experts_evenly() {
+    let ranks = Ranks::contiguous(GEOMETRY, 4).unwrap();
+    // 18, 18, 17 and 17 of 70.
+    let all = vec![u64::MAX; GEOMETRY.layers * 2];
+    assert_eq!(ranks.busiest(&all, &[]), 18.0 * GEOMETRY.layers as f64);
+    let told = |layers: &[Vec<Vec<u16>>]| Ranks::new(GEOMETRY, layers).unwrap_err().to_string();
+    assert_eq!(
+        Ranks::contiguous(GEOMETRY, 71).unwrap_err().to_string(),
+        "71 ranks where 1 to 70 can share 70 experts"
+    );
+    let whole: Vec<u16> = (0..70).collect();
+    assert_eq!(
+        told(&[vec![whole.clone()]]),
+        "the placement has 1 layers where 3 are expected"
+    );
+    let layer = vec![whole[..40].to_vec(), whole[41..].to_vec()];
+    assert_eq!(
+        told(&vec![layer.clone(); 3]),
+        "layer 0 places expert 40 on no rank"
+    );
+    assert_eq!(
+        told(&[layer.clone(), vec![whole.clone()], layer]),
+        "layer 0 places expert 40 on no rank"
+    );
+    let high = vec![vec![whole.clone(), vec![70]]; 3];
+    assert_eq!(told(&high), "layer 0 places expert 70 where 0 to 69 exist");
+    let uneven = [
+        vec![whole.clone(), whole.clone()],
+        vec![whole.clone()],
+        vec![whole],
+    ];
+    assert_eq!(
+        told(&uneven),
+        "the placement has 1 ranks where 2 are expected"
+    );
+}

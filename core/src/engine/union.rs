@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::activation::SCALE;
-use super::{Activation, ExpertIds};
+use super::{Activation, ExpertIds, Ranks};
 use crate::signature::Geometry;
 
 /// Which experts a request's tokens activate, as far as it is known.
@@ -13,6 +13,25 @@ pub enum Experts {
     Recorded(Arc<ExpertIds>),
     /// Known by probability: distinct experts are expected, tokens of one request and of different ones taken as independent.
     Expected(Arc<Activation>),
+}
+
+impl Experts {
+    /// Layers and experts of the model that they are of.
+    pub fn geometry(&self) -> Geometry {
+        match self {
+            Experts::Recorded(ids) => ids.geometry(),
+            Experts::Expected(activation) => activation.geometry(),
+        }
+    }
+
+    /// How probably a token activates each expert, `[layers][experts]`, 0 to 1: of recorded ones the share of the tokens. It is
+    /// what a gateway would have to know to foresee a decode step.
+    pub fn usage(&self) -> Vec<f32> {
+        match self {
+            Experts::Recorded(ids) => ids.usage(),
+            Experts::Expected(activation) => activation.usage(),
+        }
+    }
 }
 
 impl From<Arc<ExpertIds>> for Experts {
@@ -44,6 +63,10 @@ pub(super) struct Union {
     likely: Vec<f64>,
     likely_total: f64,
     changed: bool,
+    /// Of expert parallelism, where there is any: experts on the busiest rank are counted, not all.
+    ranks: Option<Arc<Ranks>>,
+    /// Tokens of each member that a step decodes.
+    tokens: u32,
 }
 
 impl Union {
@@ -55,7 +78,18 @@ impl Union {
             likely: Vec::new(),
             likely_total: 0.0,
             changed: false,
+            ranks: None,
+            tokens: 1,
         }
+    }
+
+    pub(super) fn set_ranks(&mut self, ranks: Arc<Ranks>) {
+        self.ranks = Some(ranks);
+    }
+
+    /// To be called before anybody enters.
+    pub(super) fn set_tokens(&mut self, tokens: u32) {
+        self.tokens = tokens;
     }
 
     pub(super) fn enter(&mut self, experts: &Experts) {
@@ -64,30 +98,33 @@ impl Union {
             self.sums = vec![0; cells];
             self.likely = vec![0.0; cells];
         }
-        self.update(experts, |sum, cost| *sum = sum.saturating_add(cost.into()));
+        self.update(experts, |sum, cost| *sum = sum.saturating_add(cost));
     }
 
     pub(super) fn leave(&mut self, experts: &Experts) {
-        self.update(experts, |sum, cost| *sum = sum.saturating_sub(cost.into()));
+        self.update(experts, |sum, cost| *sum = sum.saturating_sub(cost));
     }
 
     /// Cells of a model larger than this one are left out where they do not fit.
-    fn update(&mut self, experts: &Experts, change: impl Fn(&mut u64, u32)) {
+    fn update(&mut self, experts: &Experts, change: impl Fn(&mut u64, u64)) {
         let Experts::Expected(activation) = experts else {
             return;
         };
         self.changed = true;
+        let tokens = self.tokens;
         let layers = self.sums.chunks_exact_mut(self.geometry.experts.max(1));
         for (sums, costs) in layers.zip(activation.rows()) {
             for (sum, &cost) in sums.iter_mut().zip(costs) {
-                change(sum, cost);
+                change(sum, u64::from(cost) * u64::from(tokens));
             }
         }
     }
 
-    /// Distinct experts, mean over layers, if the members of known ids decode the given tokens.
+    /// Distinct experts, mean over layers, if the members of known ids decode the given tokens; with expert parallelism those on the
+    /// busiest rank of each layer.
     pub(super) fn mean<'a>(&mut self, recorded: impl Iterator<Item = (&'a ExpertIds, u32)>) -> f64 {
         self.active.fill(0);
+        self.expect();
         let words = words(self.geometry);
         let mut any = false;
         for (ids, token) in recorded {
@@ -102,11 +139,11 @@ impl Union {
                     .for_each(|(layer, mask)| or(layer, mask));
             }
         }
-        self.expect();
-        let distinct = match (any, self.sums.is_empty()) {
-            (false, _) => self.likely_total,
-            (true, true) => f64::from(self.count()),
-            (true, false) => f64::from(self.count()) + self.likely_beyond_active(),
+        let distinct = match (&self.ranks, any, self.sums.is_empty()) {
+            (_, false, _) => self.likely_total,
+            (Some(ranks), true, _) => ranks.busiest(&self.active, &self.likely),
+            (None, true, true) => f64::from(self.count()),
+            (None, true, false) => f64::from(self.count()) + self.likely_beyond_active(),
         };
         distinct / self.geometry.layers.max(1) as f64
     }
@@ -123,6 +160,7 @@ impl Union {
         self.active.chunks_exact(words).map(count).sum()
     }
 
+    /// To be called while nothing is active.
     fn expect(&mut self) {
         if !std::mem::take(&mut self.changed) {
             return;
@@ -134,6 +172,10 @@ impl Union {
                 sum => 1.0 - (-(sum as f64 / SCALE)).exp(),
             };
             self.likely_total += *likely;
+        }
+        if let Some(ranks) = &self.ranks {
+            // Nothing is active yet: this is for steps without recorded members.
+            self.likely_total = ranks.busiest(&self.active, &self.likely);
         }
     }
 

@@ -34,7 +34,6 @@ pub fn route_running(
     draw: Draw,
     scratch: &mut Scratch,
 ) -> Decision {
-    scratch.is_seen = false;
     if rule.policy.measure().is_none() {
         return route(
             rule,
@@ -48,7 +47,7 @@ pub fn route_running(
     }
     let none = Regions::NONE;
     let regions = map.map_or(&none, |map| &map.regions);
-    let evidence = match see(rule, map, prompt, fleet.batches, scratch) {
+    let evidence = match compare(rule, map, prompt, fleet.batches, scratch) {
         Ok(similarities) => Evidence::Running {
             workers: &scratch.running,
             similarities: similarities.map(|()| scratch.similarities.as_slice()),
@@ -58,17 +57,21 @@ pub fn route_running(
     decide(rule, evidence, regions, fleet.workers, draw)
 }
 
-/// Fills `scratch` with all that the policy goes by; inside, whether there are similarities.
-fn see(
-    rule: &Rule,
-    map: Option<&Map>,
-    prompt: Prompt<'_>,
+/// Sees a request without routing it: [`Scratch::request`] then has what is to join the batch of the worker that it goes to by other means.
+///
+/// # Errors
+/// The reason why it cannot be held against these batches.
+pub fn see(prompt: Prompt<'_>, batches: &Batches, scratch: &mut Scratch) -> Result<(), Reason> {
+    read(prompt, batches, scratch).map(|_| ())
+}
+
+/// As [`see`], with the parsed header.
+fn read<'a>(
+    prompt: Prompt<'a>,
     batches: &Batches,
     scratch: &mut Scratch,
-) -> Result<Result<(), Reason>, Reason> {
-    if rule.policy.measure() != Some(batches.measure()) {
-        return Err(Reason::Blind);
-    }
+) -> Result<Encoded<'a>, Reason> {
+    scratch.is_seen = false;
     let header = prompt.header.ok_or(Reason::NoSignature)?;
     let signature = Encoded::parse(header).map_err(|_| Reason::MalformedSignature)?;
     scratch.count(&signature, batches.geometry(), batches.layers())?;
@@ -81,6 +84,22 @@ fn see(
         return Err(Reason::MalformedSignature);
     }
     scratch.is_seen = true;
+    Ok(signature)
+}
+
+/// Fills `scratch` with all that the policy goes by; inside, whether there are similarities.
+fn compare(
+    rule: &Rule,
+    map: Option<&Map>,
+    prompt: Prompt<'_>,
+    batches: &Batches,
+    scratch: &mut Scratch,
+) -> Result<Result<(), Reason>, Reason> {
+    scratch.is_seen = false;
+    if rule.policy.measure() != Some(batches.measure()) {
+        return Err(Reason::Blind);
+    }
+    let signature = read(prompt, batches, scratch)?;
     batches.to_each(rule, &scratch.request, &mut scratch.running);
     if !rule.policy.compares_regions() {
         return Ok(Err(Reason::Blind));

@@ -487,5 +487,9 @@ fn what_batches_cannot_be_held_against_becomes_a_reason() {
             is_seen,
             "{policy:?}, {prompt:?}"
         );
+        if policy.measure() == Some(Measure::Usage) {
+            let unseen = see(prompt, &usage, &mut scratch).err();
+            assert_eq!(unseen, (!is_seen).then_some(reason), "{prompt:?}");
+        }
     }
 }

@@ -141,6 +141,7 @@ impl Check {
                 "a model name, or \"*\" for any",
             );
         }
+        let objective = self.objective(field, &raw);
         let (blob, source) = match raw.blob {
             None => (None, None),
             Some(RawBlob {
@@ -156,8 +157,11 @@ impl Check {
                 http.map(|http| self.source(field, http)),
             ),
         };
-        self.policy(&format!("{field}.policy"), raw.policy);
-        let mut rule = Rule::of(raw.policy);
+        let mut rule = Rule {
+            policy: raw.policy,
+            objective,
+            ..Rule::default()
+        };
         if let Some(map) = &blob {
             rule.tau = map.tau;
         }
@@ -207,22 +211,10 @@ impl Check {
         }
     }
 
-    fn policy(&mut self, field: &str, policy: Policy) {
-        if policy.measure().is_some() {
-            let found = format!("{:?}, which looks at running batches", policy.name());
-            let names: Vec<&str> = Policy::without_batches().map(Policy::name).collect();
-            let allowed = format!(
-                "what needs no running batches, since gateways keep none: {}",
-                names.join(", ")
-            );
-            self.mistake(field, &found, &allowed);
-        }
-    }
-
     fn rollout(&mut self, field: &str, policy: Policy, raw: &RawRollout) -> (Rollout, Policy) {
         let field = |name: &str| format!("{field}.rollout.{name}");
         let rollout = self.rollout_kind(&field, raw);
-        self.policy(&field("control"), rollout.1);
+        self.same_batches(&field("control"), policy, rollout.1);
         if rollout.1 == policy {
             let found = format!("{:?}", policy.name());
             let allowed = "another policy than the model's: figures are told apart by policy";

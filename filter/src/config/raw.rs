@@ -87,6 +87,11 @@ pub(super) struct RawModel {
     pub(super) max_load_factor: Option<Value>,
     #[serde(default)]
     pub(super) load_unit: LoadUnit,
+    pub(super) step_t0_ms: Option<f64>,
+    pub(super) step_b_ms: Option<f64>,
+    pub(super) step_c_ms: Option<f64>,
+    pub(super) step_kv_ms_per_1k: Option<f64>,
+    pub(super) step_exponent: Option<u64>,
     pub(super) rollout: Option<RawRollout>,
     #[serde(default)]
     pub(super) signature_sample: f64,

@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::fmt::Write as _;
 
-use eldr_core::decide::{Decision, Draw, Policy, Worker};
+use eldr_core::decide::{Decision, Draw, Policy, Reason, Worker, WorkerIndex};
 use eldr_core::rollout::Rollout;
-use eldr_core::route::Step;
+use eldr_core::route::{Prompt, Step, see};
 use proxy_wasm::hostcalls;
 use proxy_wasm::types::LogLevel;
 
@@ -18,6 +18,7 @@ use crate::load::Flight;
 use crate::metrics;
 use crate::plugin::{Course, ModelIndex, Plugin};
 use crate::ring::Kept;
+use crate::running::{Key, Seat};
 use crate::tokens::Known;
 
 /// What there is to decide by.
@@ -29,28 +30,76 @@ pub(super) enum Clue<'a> {
     Kept(&'a Kept),
 }
 
-impl Clue<'_> {
-    fn decide(
-        self,
-        plugin: &Plugin,
-        course: Course,
-        workers: &[Worker],
-        draw: Draw,
-        vm: &mut Vm,
-    ) -> Decision {
-        let kept = match self {
-            Self::Kept(kept) => plugin.decide_by(course, kept, workers, draw),
-            Self::Header(_) => None,
-        };
-        let header = match self {
+impl<'a> Clue<'a> {
+    /// What was kept, which may be a signature.
+    pub(super) fn of(kept: &'a Kept) -> Self {
+        let signature = kept.signature();
+        signature.map_or(Self::Kept(kept), |signature| Self::Header(Some(signature)))
+    }
+
+    fn header(self) -> Option<&'a [u8]> {
+        match self {
             Self::Header(header) => header,
             Self::Kept(_) => None,
+        }
+    }
+
+    /// The running batches that it is held against, where the model's policies look at any.
+    fn hold(self, plugin: &Plugin, model: Option<ModelIndex>, now: u64, vm: &mut Vm) -> Held {
+        match self {
+            Self::Header(header) => vm.hold(plugin, model, header, now),
+            Self::Kept(Kept { found, .. }) => {
+                let reason = found.as_ref().err();
+                reason.and_then(|reason| plugin.measure(model).map(|_| Err(*reason)))
+            }
+        }
+    }
+}
+
+/// The running batches of a request, or why there are none; `None` where nobody looks at them.
+type Held = Option<Result<Key, Reason>>;
+
+/// A request that is to be decided.
+struct Question<'a> {
+    plugin: &'a Plugin,
+    clue: Clue<'a>,
+    prompt: Prompt<'a>,
+    held: Held,
+}
+
+impl Question<'_> {
+    fn decide(&self, course: Course, workers: &[Worker], draw: Draw, vm: &mut Vm) -> Decision {
+        let (plugin, scratch) = (self.plugin, &mut vm.scratch);
+        if let Some(held) = self.held {
+            let batches = held.and_then(|key| vm.running.batches(key).ok_or(Reason::Blind));
+            return plugin.decide_running(course, self.prompt, batches, workers, draw, scratch);
+        }
+        let kept = match self.clue {
+            Clue::Kept(kept) => plugin.decide_by(course, kept, workers, draw),
+            Clue::Header(_) => None,
         };
         let done = |step| match step {
             Step::Decode => stages::end("decode"),
             Step::Compare => stages::end("compare"),
         };
-        kept.unwrap_or_else(|| plugin.decide(course, header, workers, draw, &mut vm.scratch, done))
+        let header = self.prompt.header;
+        kept.unwrap_or_else(|| plugin.decide(course, header, workers, draw, scratch, done))
+    }
+
+    /// Requests of known experts that ran on the chosen worker before.
+    fn known(&self, worker: WorkerIndex, vm: &Vm) -> Option<u32> {
+        let batches = vm.running.batches(self.held?.ok()?)?;
+        Some(batches.workers().get(worker.0)?.known())
+    }
+
+    /// Has the request join the batch of the chosen worker, whatever chose it.
+    fn join(&self, worker: WorkerIndex, vm: &mut Vm) -> Option<Seat> {
+        let key = self.held?.ok()?;
+        if vm.scratch.request().is_none() {
+            see(self.prompt, vm.running.batches(key)?, &mut vm.scratch).ok()?;
+        }
+        let footprint = vm.scratch.request()?.footprint();
+        vm.running.join(key, worker, footprint)
     }
 }
 
@@ -67,7 +116,16 @@ pub(super) fn suggest(
         vm.refresh(now, config.timing);
         let workers = vm.workers(plugin, plugin.load_unit(model), now);
         let course = plugin.course(model, request_id, now);
-        clue.decide(plugin, course, &workers, draw, vm)
+        let question = Question {
+            plugin,
+            clue,
+            prompt: Prompt {
+                header: clue.header(),
+                ..Prompt::default()
+            },
+            held: clue.hold(plugin, model, now, vm),
+        };
+        question.decide(course, &workers, draw, vm)
     })
 }
 
@@ -80,6 +138,8 @@ pub(super) struct Chosen {
     pub(super) policy: Policy,
     /// In shadow mode: what the model's own policy would have chosen.
     pub(super) shadow: Option<Decision>,
+    /// Requests of known experts that ran there before, where batches are kept.
+    pub(super) known: Option<u32>,
 }
 
 /// Chooses a cluster and counts the request there.
@@ -102,10 +162,24 @@ pub(super) fn choose(
         stages::end("clock");
         let started = now_ns();
         let course = plugin.course(model, request_id, now);
+        let kv_tokens = match config.counts_tokens() {
+            true => vm.expected.arrives(plugin.name(model), tokens),
+            false => 0,
+        };
+        let question = Question {
+            plugin,
+            clue,
+            prompt: Prompt {
+                header: clue.header(),
+                tokens: tokens.prompt,
+                kv_tokens,
+            },
+            held: clue.hold(plugin, model, now, vm),
+        };
         let decide = |vm: &mut Vm| {
             let workers = vm.workers(plugin, plugin.load_unit(model), now);
             stages::end("workers");
-            let decision = clue.decide(plugin, course, &workers, draw, vm);
+            let decision = question.decide(course, &workers, draw, vm);
             stages::end("decide");
             (decision, workers)
         };
@@ -123,14 +197,15 @@ pub(super) fn choose(
             (decision, workers) = decide(vm);
         }
         let shadow = (plugin.rollout(model) == Some(Rollout::Shadow))
-            .then(|| clue.decide(plugin, model.into(), &workers, draw, vm));
+            .then(|| question.decide(model.into(), &workers, draw, vm));
         let cluster = plugin.decode_cluster(decision.target);
-        let tokens = match config.counts_tokens() {
-            true => vm.expected.arrives(plugin.name(model), tokens),
-            false => 0,
-        };
-        let flight = vm.loads.start(&EnvoyShared, cluster, tokens, now, timing);
+        let mut flight = vm
+            .loads
+            .start(&EnvoyShared, cluster, kv_tokens, now, timing);
         stages::end("in_flight");
+        let known = question.known(decision.target, vm);
+        flight.sit(question.join(decision.target, vm));
+        stages::end("join");
         let policy = plugin.policy(course);
         count(vm, &decision, cluster);
         if plugin.rollout(model).is_some() {
@@ -146,7 +221,8 @@ pub(super) fn choose(
         }
         stages::end("metrics");
         if is_sampled(draw, config.log_decisions_per_mille) {
-            let (line, shadow) = (line(plugin, &decision, &workers), shadow.as_ref());
+            let line = line(plugin, &decision, known, &workers);
+            let shadow = shadow.as_ref();
             let shadow = shadow.map(|shadow| {
                 let (cluster, reason) = (plugin.decode_cluster(shadow.target), shadow.reason);
                 format!(" shadow={cluster};reason={}", reason.name())
@@ -159,6 +235,7 @@ pub(super) fn choose(
             sent,
             policy,
             shadow,
+            known,
         }
     })
 }
@@ -181,17 +258,18 @@ fn is_sampled(draw: Draw, per_mille: u64) -> bool {
 }
 
 /// `eldr: decision decode-2;reason=in_band;region=2;band=1;similarity=0.931;top=0.931 loads=decode-0:3,decode-1:out,…`
-fn line(plugin: &Plugin, decision: &Decision, workers: &[Worker]) -> String {
+fn line(plugin: &Plugin, decision: &Decision, known: Option<u32>, workers: &[Worker]) -> String {
     let cluster = plugin.decode_cluster(decision.target);
     let mut line = format!("eldr: decision {cluster};reason={}", decision.reason.name());
-    if let (Some(region), Some(similarity), Some(top)) =
-        (decision.region, decision.similarity, decision.top)
-    {
-        let (region, band) = (region.0, decision.band);
-        let _ = write!(
-            line,
-            ";region={region};band={band};similarity={similarity:.3};top={top:.3}"
-        );
+    if let Some(region) = decision.region {
+        let _ = write!(line, ";region={}", region.0);
+    }
+    if let (Some(similarity), Some(top)) = (decision.similarity, decision.top) {
+        let band = decision.band;
+        let _ = write!(line, ";band={band};similarity={similarity:.3};top={top:.3}");
+    }
+    if let Some(known) = known {
+        let _ = write!(line, ";known={known}");
     }
     for (index, (name, worker)) in plugin
         .config()
@@ -255,12 +333,15 @@ pub(super) fn settle_endpoint(
     let Some(served) = config.destination.other(chosen, &address) else {
         return;
     };
-    *counted = counted.take().map(|flight| {
+    *counted = counted.take().map(|mut flight| {
         vm::with(|vm| {
             let (now, timing, tokens) = (now_ms(), config.timing, flight.tokens());
+            let seat = flight.rise();
             vm.loads.end(&EnvoyShared, flight, now, timing);
             vm.metrics.count(metrics::ENDPOINT_FALLBACK);
-            vm.loads.start(&EnvoyShared, &served, tokens, now, timing)
+            let mut flight = vm.loads.start(&EnvoyShared, &served, tokens, now, timing);
+            flight.sit(seat.and_then(|seat| vm.running.change(seat, &served)));
+            flight
         })
     });
     if let Some(sent) = sent.borrow_mut().take() {

@@ -25,6 +25,7 @@ pub(super) fn route(waiting: &Waiting, clue: Clue<'_>, head: Option<&Head>) -> R
     let cluster = plugin.decode_cluster(chosen.decision.target);
     *waiting.counted.borrow_mut() = Some(chosen.flight);
     request.routed(&chosen.decision, cluster);
+    request.met(chosen.known);
     let (policy, rollout) = (chosen.policy, plugin.rollout(model));
     if rollout.is_some() {
         let shadow = chosen.shadow;

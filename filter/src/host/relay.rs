@@ -154,8 +154,8 @@ impl PrefillLeg {
         if plugin.config().log_signatures {
             stream::log_signature(signature);
         }
-        let counts = plugin.config().counts_tokens();
-        let tokens = counts.then(|| prompt_tokens(signature, || usage)).flatten();
+        let asks = plugin.asks_for_prompt_tokens(model);
+        let tokens = asks.then(|| prompt_tokens(signature, || usage)).flatten();
         let kept = vm::with(|vm| plugin.keep(model, signature, tokens, &mut vm.scratch));
         if let Some(kept) = &kept
             && let Some(ticket) = self.ticket.take()
@@ -163,7 +163,7 @@ impl PrefillLeg {
         {
             vm::with(|vm| vm.metrics.count(metrics::RELAY_DUPLICATE));
         }
-        let clue = kept.as_ref().map_or(Clue::Header(None), Clue::Kept);
+        let clue = kept.as_ref().map_or(Clue::Header(None), Clue::of);
         let decision = decision::suggest(&plugin, model, clue, &self.waiting.request_id);
         let cluster = plugin.decode_cluster(decision.target);
         let _ = set_header(
@@ -192,7 +192,7 @@ pub(super) fn send_decode(waiting: &Waiting, decode: Relayed) -> Result<(), Repl
     }
     let clue = match (&signature, &kept) {
         (Some(header), _) => Clue::Header(Some(header)),
-        (None, Some(kept)) => Clue::Kept(kept),
+        (None, Some(kept)) => Clue::of(kept),
         (None, None) => Clue::Header(None),
     };
     decode::route(waiting, clue, body.as_ref())

@@ -141,6 +141,8 @@ impl RootContext for Root {
                 let now = now_ms();
                 vm.loads.tick(&EnvoyShared, now, timing);
                 vm.loads.refresh(&EnvoyShared, now, timing);
+                let slots = vm.loads.slots();
+                vm.running.tick(&EnvoyShared, slots, now, timing);
                 let config = plugin.config();
                 for cluster in config
                     .decode_clusters
@@ -155,6 +157,13 @@ impl RootContext for Root {
                     for cluster in &config.decode_clusters {
                         let tokens = vm.loads.tokens(cluster);
                         vm.metrics.set(&metrics::kv_tokens(cluster), tokens);
+                    }
+                }
+                // A thread that keeps no batches knows nothing of them.
+                if !vm.running.is_empty() {
+                    for cluster in &config.decode_clusters {
+                        let known = vm.running.known(cluster);
+                        vm.metrics.set(&metrics::known(cluster), known.into());
                     }
                 }
                 if let Some(slot) = vm.loads.slot() {

@@ -16,7 +16,7 @@ use super::post;
 use super::relay::{self, PrefillLeg};
 use super::stages;
 use super::vm::{self, SharedPlugin, SharedRequest, Starving, Waiting};
-use super::{EnvoyShared, decision, headers, log, now_ms, now_ns, remove_header, set_header};
+use super::{decision, headers, log, now_ms, now_ns, remove_header, set_header};
 use crate::config::{Mode, Protocol};
 use crate::headers::{self as names, is_private, is_steering};
 use crate::health::{Sent, Verdict};
@@ -164,7 +164,7 @@ impl Stream {
             if let Some(outcome) = outcome {
                 vm.metrics.count(&metrics::outcome(outcome));
             }
-            counted.map(|flight| vm.loads.end(&EnvoyShared, flight, now_ms(), timing))
+            counted.map(|flight| vm.end(flight, timing))
         });
         let failed = failed.unwrap_or_default();
         if let Some(outcome) = outcome {

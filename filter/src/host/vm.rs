@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-use eldr_core::decide::{Draw, Worker};
+use eldr_core::decide::{Draw, Reason, Worker};
 use eldr_core::route::Scratch;
 use proxy_wasm::hostcalls;
 use proxy_wasm::types::LogLevel;
@@ -15,9 +15,10 @@ use super::{EnvoyShared, log, now_ms, now_ns};
 use crate::health::{Health, Sent};
 use crate::load::{Flight, LoadUnit, Loads, Timing};
 use crate::meter::Meter;
-use crate::plugin::{Now, Plugin};
+use crate::plugin::{ModelIndex, Now, Plugin};
 use crate::reports::Reports;
 use crate::request::Request;
+use crate::running::{Key, Running};
 use crate::tokens::Expected;
 
 /// A plugin, which its root replaces blobs in, and the streams that use it.
@@ -55,6 +56,7 @@ pub(super) struct Vm {
     pub(super) health: Health,
     pub(super) reports: Reports,
     pub(super) expected: Expected,
+    pub(super) running: Running,
     pub(super) metrics: Metrics,
     pub(super) scratch: Scratch,
     /// Streams that wait, by context id.
@@ -103,6 +105,54 @@ impl Vm {
                 is_full: usage.is_some_and(|usage| usage > config.kv_usage_limit),
             }
         })
+    }
+
+    /// The running batches that a request with this signature is held against, with all requests that are on the workers now; `None`
+    /// where the model's policies look at none.
+    pub(super) fn hold(
+        &mut self,
+        plugin: &Plugin,
+        model: Option<ModelIndex>,
+        signature: Option<&[u8]>,
+        now_ms: u64,
+    ) -> Option<Result<Key, Reason>> {
+        let kind = match plugin.kind(model, signature)? {
+            Ok(kind) => kind,
+            Err(reason) => return Some(Err(reason)),
+        };
+        let config = plugin.config();
+        let slots = self.loads.slots();
+        let kept = self
+            .running
+            .keep(&kind, &EnvoyShared, slots, now_ms, config.timing);
+        if let Ok(key) = kept {
+            let Self {
+                running,
+                loads,
+                reports,
+                expected,
+                ..
+            } = self;
+            running.set_totals(key, |cluster| {
+                let report = reports.of(cluster, now_ms, config.reporting.stale_ms);
+                let elsewhere = report.map_or(0, |report| report.elsewhere);
+                let of = |unit| loads.of(unit, cluster, elsewhere, expected);
+                let tokens = match config.counts_tokens() {
+                    true => of(LoadUnit::KvTokens),
+                    false => 0.0,
+                };
+                (of(LoadUnit::Requests) as u32, tokens as u64)
+            });
+        }
+        Some(kept)
+    }
+
+    /// A request to a decode cluster has ended; the name of that.
+    pub(super) fn end(&mut self, mut flight: Flight, timing: Timing) -> String {
+        if let Some(seat) = flight.rise() {
+            self.running.leave(seat);
+        }
+        self.loads.end(&EnvoyShared, flight, now_ms(), timing)
     }
 
     /// Randomness of one decision.

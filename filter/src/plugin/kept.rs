@@ -1,10 +1,11 @@
-//! Similarities that outlive the answer they came with: computed when prefill answers, used when decode is asked.
+//! What outlives the answer it came with: similarities, computed when prefill answers and used when decode is asked; or, for policies that
+//! look at what runs by then, the signature itself.
 
 use eldr_core::decide::{Decision, Draw, Reason, Worker};
 use eldr_core::route::{Scratch, route_by};
 
 use super::{Course, ModelIndex, Plugin};
-use crate::ring::Kept;
+use crate::ring::{Found, Kept};
 
 impl Plugin {
     /// What is to be kept of a prefill answer with this signature header to a prompt of so many tokens, if that is to be
@@ -17,9 +18,12 @@ impl Plugin {
         scratch: &mut Scratch,
     ) -> Option<Kept> {
         let found = match (self.map(model), signature) {
+            (_, Some(header)) if self.measure(model).is_some() => self
+                .condense(model, header, prompt_tokens)
+                .map(Found::Signature),
             (Some(map), Some(header)) => {
                 let found = map.similarities(header, scratch, |_| ());
-                found.map(<[f32]>::to_vec)
+                found.map(|all| Found::Similarities(all.to_vec()))
             }
             _ if prompt_tokens.is_none() => return None,
             (None, _) => Err(Reason::NoBlob),
@@ -40,12 +44,12 @@ impl Plugin {
         map.map_or((0, 0), |map| (map.revision, map.fingerprint))
     }
 
-    /// Whether what was kept is of the model's blob in use: it says nothing about other centroids.
+    /// Whether what was kept can be used: similarities say nothing about other centroids than those of the blob in use.
     pub fn is_current(&self, model: Option<ModelIndex>, kept: &Kept) -> bool {
-        self.centroids(model) == (kept.revision, kept.fingerprint)
+        kept.signature().is_some() || self.centroids(model) == (kept.revision, kept.fingerprint)
     }
 
-    /// Chooses the decode cluster by what was kept, if that is [current](Self::is_current).
+    /// Chooses the decode cluster by similarities that were kept, or the lack of them, if those are [current](Self::is_current).
     pub fn decide_by(
         &self,
         course: impl Into<Course>,
@@ -55,7 +59,11 @@ impl Plugin {
     ) -> Option<Decision> {
         let course = course.into();
         let map = self.map(course.model)?;
-        let found = kept.found.as_deref().map_err(|reason| *reason);
+        let found = match &kept.found {
+            Ok(Found::Similarities(all)) => Ok(all.as_slice()),
+            Ok(Found::Signature(_)) => return None,
+            Err(reason) => Err(*reason),
+        };
         self.is_current(course.model, kept)
             .then(|| route_by(&self.rule(course), map, found, workers, draw))
     }

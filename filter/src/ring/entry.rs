@@ -5,11 +5,12 @@
 //!     tag 0 pending, 1 ambiguous
 //!     tag 2 similarities, 3 malformed signature, 4 geometry mismatch, 5 no blob, 6 no signature:
 //!         u64 prompt tokens (0: not known), u64 revision, u64 fingerprint, u32 count, f32 × count (0 but for tag 2)
+//!     tag 7 signature: the same, with u8 × count
 //! ```
 
 use eldr_core::decide::Reason;
 
-use super::Kept;
+use super::{Found, Kept};
 
 /// A request between its two legs.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,7 +53,8 @@ pub(super) fn write(entries: &[Entry]) -> Vec<u8> {
             State::Pending => 0,
             State::Ambiguous => 1,
             State::Ready(kept) => match kept.found {
-                Ok(_) => 2,
+                Ok(Found::Similarities(_)) => 2,
+                Ok(Found::Signature(_)) => 7,
                 Err(Reason::GeometryMismatch) => 4,
                 Err(Reason::NoBlob) => 5,
                 Err(Reason::NoSignature) => 6,
@@ -65,12 +67,26 @@ pub(super) fn write(entries: &[Entry]) -> Vec<u8> {
             out.extend(kept.prompt_tokens.unwrap_or(0).to_le_bytes());
             out.extend(kept.revision.to_le_bytes());
             out.extend(kept.fingerprint.to_le_bytes());
-            let similarities = kept.found.as_deref().unwrap_or_default();
-            out.extend((similarities.len() as u32).to_le_bytes());
-            out.extend(similarities.iter().flat_map(|one| one.to_le_bytes()));
+            match &kept.found {
+                Ok(Found::Similarities(all)) => {
+                    out.extend((all.len() as u32).to_le_bytes());
+                    out.extend(all.iter().flat_map(|one| one.to_le_bytes()));
+                }
+                Ok(Found::Signature(header)) => {
+                    out.extend((header.len() as u32).to_le_bytes());
+                    out.extend(header);
+                }
+                Err(_) => out.extend(0u32.to_le_bytes()),
+            }
         }
     }
     out
+}
+
+fn similarities(bytes: &[u8]) -> Result<Found, Reason> {
+    let (quads, _) = bytes.as_chunks();
+    let all = quads.iter().copied().map(f32::from_le_bytes);
+    Ok(Found::Similarities(all.collect()))
 }
 
 struct Reader<'a>(&'a [u8]);
@@ -83,11 +99,12 @@ impl<'a> Reader<'a> {
         let state = match tag {
             0 => State::Pending,
             1 => State::Ambiguous,
-            2 => State::Ready(self.kept(Ok)?),
-            3 => State::Ready(self.kept(|_| Err(Reason::MalformedSignature))?),
-            4 => State::Ready(self.kept(|_| Err(Reason::GeometryMismatch))?),
-            5 => State::Ready(self.kept(|_| Err(Reason::NoBlob))?),
-            6 => State::Ready(self.kept(|_| Err(Reason::NoSignature))?),
+            2 => State::Ready(self.kept(4, similarities)?),
+            3 => State::Ready(self.kept(4, |_| Err(Reason::MalformedSignature))?),
+            4 => State::Ready(self.kept(4, |_| Err(Reason::GeometryMismatch))?),
+            5 => State::Ready(self.kept(4, |_| Err(Reason::NoBlob))?),
+            6 => State::Ready(self.kept(4, |_| Err(Reason::NoSignature))?),
+            7 => State::Ready(self.kept(1, |bytes| Ok(Found::Signature(bytes.to_vec())))?),
             _ => return None,
         };
         Some(Entry {
@@ -98,16 +115,18 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn kept(&mut self, found: impl Fn(Vec<f32>) -> Result<Vec<f32>, Reason>) -> Option<Kept> {
+    fn kept(
+        &mut self,
+        size: usize,
+        found: impl Fn(&[u8]) -> Result<Found, Reason>,
+    ) -> Option<Kept> {
         let prompt_tokens = self.u64()?;
         let (revision, fingerprint) = (self.u64()?, self.u64()?);
         let count = usize::try_from(u32::from_le_bytes(self.array()?)).ok()?;
-        let (quads, _) = self.bytes(count.checked_mul(4)?)?.as_chunks();
-        let similarities = quads.iter().copied().map(f32::from_le_bytes).collect();
         Some(Kept {
             revision,
             fingerprint,
-            found: found(similarities),
+            found: found(self.bytes(count.checked_mul(size)?)?),
             prompt_tokens: (prompt_tokens > 0).then_some(prompt_tokens),
         })
     }

@@ -19,7 +19,11 @@ fn said(number: u64) -> Kept {
     Kept {
         revision: number,
         fingerprint: !number,
-        found: Ok(vec![number as f32, -0.25, f32::MIN_POSITIVE]),
+        found: Ok(Found::Similarities(vec![
+            number as f32,
+            -0.25,
+            f32::MIN_POSITIVE,
+        ])),
         prompt_tokens: (number % 2 == 1).then_some(number),
     }
 }
@@ -299,7 +303,7 @@ proptest! {
     #[test]
     fn entries_survive_their_bytes(
         entries in proptest::collection::vec(
-            (proptest::collection::vec(any::<u8>(), 1..=256), any::<u64>(), any::<u64>(), 0usize..7,
+            (proptest::collection::vec(any::<u8>(), 1..=256), any::<u64>(), any::<u64>(), 0usize..8,
              proptest::collection::vec(any::<f32>().prop_filter("equal to itself", |x| !x.is_nan()), 0..20)),
             0..9,
         ),
@@ -314,7 +318,8 @@ proptest! {
                 3 => ready(Err(Reason::GeometryMismatch)),
                 4 => ready(Err(Reason::NoBlob)),
                 5 => ready(Err(Reason::NoSignature)),
-                _ => ready(Ok(similarities)),
+                6 => ready(Ok(Found::Similarities(similarities))),
+                _ => ready(Ok(Found::Signature(id.clone()))),
             };
             Entry { id, token, touched_ms, state }
         }).collect();

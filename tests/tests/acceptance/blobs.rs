@@ -18,8 +18,8 @@ const BODY: &str = r#"{"model":"m","prompt":"hi"}"#;
 const PATH: &str = "/v1/blob";
 
 /// Serves bytes by path, with a strong ETag made of their length and sum, and keeps what it was asked.
-struct Server {
-    address: SocketAddr,
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
     shared: Arc<Shared>,
     task: JoinHandle<()>,
 }
@@ -32,7 +32,7 @@ struct Shared {
 }
 
 impl Server {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let shared = Arc::new(Shared::default());
         let app = Router::new().fallback(serve).with_state(shared.clone());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -45,7 +45,7 @@ impl Server {
         }
     }
 
-    fn publish(&self, path: &str, bytes: Vec<u8>) {
+    pub(crate) fn publish(&self, path: &str, bytes: Vec<u8>) {
         self.shared.files.lock().unwrap().insert(path.into(), bytes);
     }
 

@@ -32,6 +32,20 @@ fn mistakes() -> Vec<(Value, &'static str)> {
             "max_load_factor",
         ),
         (
+            json!({ "models": [{ "model": "*", "policy": "marginal", "step_b_ms": 0 }] }),
+            "models[0].step_b_ms: found 0, allowed: above 0, at most 1000",
+        ),
+        (
+            json!({ "models": [{ "model": "*", "policy": "hybrid", "step_exponent": 17 }] }),
+            "models[0].step_exponent: found 17, allowed: 1 to 16",
+        ),
+        (
+            json!({ "models": [{
+                "model": "*", "policy": "marginal", "rollout": { "kind": "shadow", "control": "batch_band" }
+            }] }),
+            "models[0].rollout.control: found \"batch_band\" beside \"marginal\"",
+        ),
+        (
             json!({ "models": [{ "model": "*", "blob": { "inline": "AAAA" } }] }),
             "blob",
         ),

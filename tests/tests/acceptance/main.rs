@@ -1,5 +1,7 @@
 //! What the gateway promises, through a real Envoy and the freshly built filter.
 
+mod batches;
+mod batches_shared;
 mod blobs;
 mod bodies;
 mod busy;

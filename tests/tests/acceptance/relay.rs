@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use crate::health::both_threads;
 use crate::reference;
 
-const PREFILL: &str = r#"{"model":"m", "prompt":"hi","kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}}"#;
-const DECODE: &str = r#"{"model":"m", "prompt":"hi","n":2,"kv_transfer_params":{"do_remote_prefill":true, "x":1.50}}"#;
-const SUGGESTION: &str = "x-eldr-decode-cluster";
+pub(crate) const PREFILL: &str = r#"{"model":"m", "prompt":"hi","kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}}"#;
+pub(crate) const DECODE: &str = r#"{"model":"m", "prompt":"hi","n":2,"kv_transfer_params":{"do_remote_prefill":true, "x":1.50}}"#;
+pub(crate) const SUGGESTION: &str = "x-eldr-decode-cluster";
 
 fn relay(more: Value) -> Options {
     let mut filter = json!({ "mode": "relay" });
@@ -22,10 +22,10 @@ fn relay(more: Value) -> Options {
     Options::filter(filter)
 }
 
-type Ask = Request<http_body_util::Full<bytes::Bytes>>;
+pub(crate) type Ask = Request<http_body_util::Full<bytes::Bytes>>;
 
 /// A leg of the request `id`.
-fn leg(id: &str, body: &str) -> Ask {
+pub(crate) fn leg(id: &str, body: &str) -> Ask {
     let mut request = post("/v1/completions", body.to_owned());
     let id = id.parse().unwrap();
     request.headers_mut().insert("x-request-id", id);

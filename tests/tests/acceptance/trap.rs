@@ -6,7 +6,7 @@ use eldr_tests::{Answer, Connection, Gateway, Options, eventually};
 use hyper::body::Incoming;
 
 const BODY: &str = r#"{"model":"m","prompt":"hi","stream":true}"#;
-const TRAP: &[u8] =
+pub(crate) const TRAP: &[u8] =
     b"GET / HTTP/1.1\r\nhost: g\r\nconnection: close\r\nx-eldr-trap-for-tests: 1\r\n\r\n";
 
 /// Open connections of the listener per worker thread.
@@ -25,7 +25,7 @@ async fn per_thread(gateway: &Gateway) -> [u64; 2] {
 }
 
 /// A new connection beside the `open` ones, and the thread that serves it.
-async fn connect(gateway: &Gateway, open: usize) -> (usize, Connection) {
+pub(crate) async fn connect(gateway: &Gateway, open: usize) -> (usize, Connection) {
     let now = async || per_thread(gateway).await;
     let are = |count: usize| move |now: &[u64; 2]| now.iter().sum::<u64>() == count as u64;
     let before = eventually("those that closed are counted out", now, are(open)).await;

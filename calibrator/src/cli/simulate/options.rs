@@ -8,7 +8,8 @@ use eldr_core::engine::StepModel;
 
 use crate::error::Error;
 use crate::generate::Shape;
-use crate::simulate::{Change, Cluster, Lengths, Plan, Times};
+use crate::simulate::mix::Point;
+use crate::simulate::{Change, Cluster, Lengths, Mix, Plan, Times};
 use crate::steps::{self, StepFit};
 
 /// Workers of a pool, and gateways.
@@ -48,6 +49,9 @@ pub(super) struct ClusterOptions {
     /// Cost of a thousand tokens in the batch's KV caches, ms [default: 0, as c has it for short requests]
     #[arg(long, value_name = "MS", value_parser = not_negative)]
     kv_ms_per_1k: Option<f64>,
+    /// Step coefficients that policies believe in, where they are not the true ones: t0=, b=, c=, kv=
+    #[arg(long, value_delimiter = ',', value_name = "NAME=MS,…", value_parser = assumption)]
+    assume: Vec<(Coefficient, f64)>,
     /// Most requests that a decode worker runs at a time
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     batch_max: u32,
@@ -88,6 +92,10 @@ pub(super) struct ArrivalOptions {
     /// Tokens that every request decodes, in place of other lengths
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) decode_tokens: Option<u32>,
+    /// What comes when: labels, all, or traces by number, as multiples of the rate, from a time on or
+    /// little by little between two: 0:@1,60:@2 or 0:all,40:all+maths=2,50:all or 0:chat,30~90:code
+    #[arg(long, value_delimiter = ',', value_name = "SECONDS:KINDS,…")]
+    mix: Vec<Point>,
     /// Seconds in which requests arrive; all are served to their end
     #[arg(long, default_value_t = 120.0, value_name = "SECONDS", value_parser = positive)]
     duration: f64,
@@ -152,6 +160,27 @@ fn share(text: &str) -> Result<Share, String> {
         }
         _ => Err("0, 0.01 to 1000000000 ms, or never, was expected".into()),
     }
+}
+
+/// One of a step model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Coefficient {
+    T0,
+    B,
+    C,
+    Kv,
+}
+
+fn assumption(text: &str) -> Result<(Coefficient, f64), String> {
+    let (name, ms) = text.split_once('=').unwrap_or((text, ""));
+    let coefficient = match name {
+        "t0" => Coefficient::T0,
+        "b" => Coefficient::B,
+        "c" => Coefficient::C,
+        "kv" => Coefficient::Kv,
+        _ => return Err("t0=, b=, c= or kv= was expected, in ms".into()),
+    };
+    Ok((coefficient, not_negative(ms)?))
 }
 
 fn not_negative(text: &str) -> Result<f64, String> {
@@ -251,6 +280,12 @@ impl ClusterOptions {
         model: StepModel,
         arrivals: &ArrivalOptions,
     ) -> Cluster {
+        let step = StepModel {
+            t0_ms: self.t0_ms.unwrap_or(model.t0_ms),
+            b_ms: self.b_ms.unwrap_or(model.b_ms),
+            c_ms: self.c_ms.unwrap_or(model.c_ms),
+            kv_ms_per_1k: self.kv_ms_per_1k.unwrap_or(model.kv_ms_per_1k),
+        };
         Cluster {
             prefill_workers: self.prefill.into(),
             prefill_ms_per_token: self.prefill_ms_per_token,
@@ -258,18 +293,29 @@ impl ClusterOptions {
             decode_workers: workers,
             batch_max: self.batch_max as usize,
             kv_tokens_max: self.kv_tokens,
-            step: StepModel {
-                t0_ms: self.t0_ms.unwrap_or(model.t0_ms),
-                b_ms: self.b_ms.unwrap_or(model.b_ms),
-                c_ms: self.c_ms.unwrap_or(model.c_ms),
-                kv_ms_per_1k: self.kv_ms_per_1k.unwrap_or(model.kv_ms_per_1k),
-            },
+            step,
+            assumed: self.assumed(step),
             gateways: self.gateways.into(),
             share: self.share_ms.0,
             changes: self.changes.clone(),
             warm_up: Duration::from_secs_f64(arrivals.warm_up),
             duration: Duration::from_secs_f64(arrivals.duration),
+            phases: arrivals.mix().map_or_else(Vec::new, |mix| mix.phases()),
         }
+    }
+
+    fn assumed(&self, step: StepModel) -> Option<StepModel> {
+        let mut assumed = step;
+        for &(coefficient, ms) in &self.assume {
+            let changed = match coefficient {
+                Coefficient::T0 => &mut assumed.t0_ms,
+                Coefficient::B => &mut assumed.b_ms,
+                Coefficient::C => &mut assumed.c_ms,
+                Coefficient::Kv => &mut assumed.kv_ms_per_1k,
+            };
+            *changed = ms;
+        }
+        (!self.assume.is_empty()).then_some(assumed)
     }
 }
 
@@ -284,6 +330,16 @@ impl ArrivalOptions {
         if self.arrivals != ArrivalsArg::Poisson && self.burstiness != 1.0 {
             return Err("--burstiness: recorded times are as bursty as they are\nhint: leave it out, or take --arrivals poisson".into());
         }
+        if !self.mix.is_empty() {
+            if self.arrivals == ArrivalsArg::Trace {
+                return Err("--mix: requests of --arrivals trace come in the order of the trace\nhint: leave one of them out".into());
+            }
+            Mix::new(self.mix.clone()).map_err(|problem| {
+                format!(
+                    "--mix: {problem}\nhint: points are in order, the first at 0: 0:chat,60:code"
+                )
+            })?;
+        }
         if self.warm_up >= self.duration {
             return Err(format!(
                 "--warm-up {}: nothing is measured of {} s\nhint: give a longer --duration",
@@ -293,9 +349,15 @@ impl ArrivalOptions {
         Ok(())
     }
 
+    /// What comes when, if that is asked for; [`check`](Self::check) has seen it.
+    pub(super) fn mix(&self) -> Option<Mix> {
+        Mix::new(self.mix.clone()).ok()
+    }
+
     pub(super) fn plan<'a>(
         &self,
         lengths: Option<&'a Lengths>,
+        mix: Option<&'a Mix>,
         permute_signatures: bool,
     ) -> Plan<'a> {
         let rate_per_s = self.rate;
@@ -312,6 +374,7 @@ impl ArrivalOptions {
             lengths,
             decode_tokens: self.decode_tokens,
             permute_signatures,
+            mix,
         }
     }
 }

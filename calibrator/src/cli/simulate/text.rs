@@ -26,6 +26,12 @@ const CHANGES: [(&str, &str); 4] = [
     ("experts_per_step", "experts"),
 ];
 
+const PHASE_CHANGES: [(&str, &str); 3] = [
+    ("tpot_mean_ms", "TPOT mean"),
+    ("tpot_p50_ms", "P50"),
+    ("tpot_p99_ms", "P99"),
+];
+
 pub(super) fn text(report: &Report<'_>, cluster: &Cluster) -> String {
     let policies = &report.comparison.policies;
     let runs = policies.iter().flat_map(|policy| &policy.runs);
@@ -82,7 +88,32 @@ pub(super) fn text(report: &Report<'_>, cluster: &Cluster) -> String {
         let table = changes(policies, |policy| &policy.against_best_balancer);
         text += &format!(
             "\nchange in % against the best load balancer in each column: {}\n{table}\n",
-            best(policies)
+            references(policies, |policy| &policy.against_best_balancer)
+        );
+    }
+    if policies
+        .iter()
+        .any(|policy| !policy.against_true_usage.is_empty())
+    {
+        let table = changes(policies, |policy| &policy.against_true_usage);
+        text += &format!("\nchange in % against the same rule with true decode usage\n{table}\n");
+    }
+    if policies
+        .iter()
+        .any(|policy| !policy.against_hindsight.is_empty())
+    {
+        let table = changes(policies, |policy| &policy.against_hindsight);
+        text += &format!(
+            "\nchange in % against the best that was found in hindsight for each column: {}\n{table}\n",
+            references(policies, |policy| &policy.against_hindsight)
+        );
+    }
+    let phases = policies.first().map_or(&[][..], |first| &first.phases);
+    for (index, phase) in phases.iter().enumerate() {
+        text += &format!(
+            "\nfrom {} s, change in % against the best load balancer in each column\n{}\n",
+            phase.from_s,
+            phase_table(policies, index)
         );
     }
     text + &format!("\nagain    {}\n", report.command)
@@ -106,7 +137,8 @@ fn values(policies: &[PolicyResult]) -> Table {
 fn changes(policies: &[PolicyResult], of: impl Fn(&PolicyResult) -> &ByMetric<Against>) -> Table {
     let header = CHANGES.iter().map(|(_, title)| *title);
     let mut table = table(std::iter::once("policy").chain(header));
-    for policy in policies {
+    let compared = |policy: &&PolicyResult| !of(policy).is_empty();
+    for policy in policies.iter().filter(compared) {
         let cells = CHANGES.iter().map(|(metric, _)| {
             of(policy).get(metric).map_or_else(String::new, |change| {
                 if change.reference == policy.policy {
@@ -120,6 +152,36 @@ fn changes(policies: &[PolicyResult], of: impl Fn(&PolicyResult) -> &ByMetric<Ag
     right_from(1, table)
 }
 
+/// One phase, with what is left of the gain of the first.
+fn phase_table(policies: &[PolicyResult], index: usize) -> Table {
+    let header = PHASE_CHANGES.iter().map(|(_, title)| *title);
+    let kept = ["mean gain kept"].into_iter().filter(|_| index > 0);
+    let mut table = table(std::iter::once("policy").chain(header).chain(kept));
+    for policy in policies {
+        let Some(phase) = policy.phases.get(index) else {
+            continue;
+        };
+        let cells = PHASE_CHANGES.iter().map(|(metric, _)| {
+            let change = phase.against_best_balancer.get(metric);
+            change.map_or_else(String::new, |change| {
+                match change.reference == policy.policy {
+                    true => "–".into(),
+                    false => percent(change.percent),
+                }
+            })
+        });
+        let kept = phase.gain_kept.get("tpot_mean_ms");
+        let kept = kept.map_or_else(String::new, |kept| format!("{:.0} %", kept * 100.0));
+        let kept = [kept].into_iter().filter(|_| index > 0);
+        table.add_row(
+            std::iter::once(policy.policy.clone())
+                .chain(cells)
+                .chain(kept),
+        );
+    }
+    right_from(1, table)
+}
+
 fn percent(Estimate { mean, plus_minus }: Estimate) -> String {
     // −0.0 is no change either.
     let mean = (mean * 10.0).round() / 10.0 + 0.0;
@@ -129,13 +191,17 @@ fn percent(Estimate { mean, plus_minus }: Estimate) -> String {
     }
 }
 
-fn best(policies: &[PolicyResult]) -> String {
+/// The reference of each column.
+fn references(
+    policies: &[PolicyResult],
+    of: impl Fn(&PolicyResult) -> &ByMetric<Against>,
+) -> String {
     let Some(policy) = policies.first() else {
         return String::new();
     };
     let named = CHANGES
         .iter()
-        .filter_map(|(metric, _)| policy.against_best_balancer.get(metric));
+        .filter_map(|(metric, _)| of(policy).get(metric));
     named
         .map(|change| change.reference.as_str())
         .collect::<Vec<_>>()

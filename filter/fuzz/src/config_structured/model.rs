@@ -7,13 +7,23 @@ use serde_json::{Value, json};
 
 use super::values::{Name, Number, Small, Word, visible};
 
-const POLICIES: [&str; 6] = [
+const POLICIES: [&str; 9] = [
     "band",
     "top1",
+    "marginal",
+    "hybrid",
+    "batch_band",
     "least_loaded",
     "p2c",
     "round_robin",
     "random",
+];
+/// Coefficients of a step and how large they may be.
+const STEPS: [(&str, f64); 4] = [
+    ("step_t0_ms", 10_000.0),
+    ("step_b_ms", 1_000.0),
+    ("step_c_ms", 1_000.0),
+    ("step_kv_ms_per_1k", 1_000.0),
 ];
 const UNITS: [&str; 2] = ["requests", "kv_tokens"];
 
@@ -27,6 +37,8 @@ pub(super) struct Model {
     rollout: Option<Rollout>,
     blob: Option<Option<Http>>,
     sample: Option<Small>,
+    steps: [Option<Small>; 4],
+    exponent: Option<Number>,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -154,7 +166,13 @@ impl Rollout {
                 }
             }
         }
-        if self.control() == policy {
+        let kept = |name: &str| match name {
+            "marginal" | "hybrid" => Some("usage"),
+            "batch_band" => Some("direction"),
+            _ => None,
+        };
+        let both = kept(self.control()).zip(kept(policy));
+        if self.control() == policy || both.is_some_and(|(one, other)| one != other) {
             wrong("rollout.control");
         }
     }
@@ -175,6 +193,10 @@ impl Model {
 
     fn sample(&self) -> f64 {
         self.sample.map_or(0.0, Small::get)
+    }
+
+    fn exponent(&self) -> Option<u64> {
+        self.exponent.map(|exponent| exponent.of(1, 16))
     }
 
     /// Whether the parser refuses it.
@@ -212,6 +234,14 @@ impl Model {
         if let Some(share) = self.sample {
             value["signature_sample"] = share.get().into();
         }
+        for ((name, _), step) in STEPS.iter().zip(self.steps) {
+            if let Some(step) = step {
+                value[*name] = step.get().into();
+            }
+        }
+        if let Some(exponent) = self.exponent() {
+            value["step_exponent"] = exponent.into();
+        }
         value
     }
 
@@ -228,6 +258,18 @@ impl Model {
         };
         if !factor {
             wrong("max_load_factor");
+        }
+        for ((name, most), step) in STEPS.iter().zip(self.steps) {
+            let step = step.map_or(1.0, Small::get);
+            if !(0.0..=*most).contains(&step) || *name == "step_b_ms" && step == 0.0 {
+                wrong(name);
+            }
+        }
+        if self
+            .exponent()
+            .is_some_and(|exponent| !(1..=16).contains(&exponent))
+        {
+            wrong("step_exponent");
         }
         if let Some(rollout) = &self.rollout {
             rollout.mistakes(self.policy(), &mut wrong);
@@ -249,6 +291,17 @@ impl Model {
         assert_eq!(model.name, self.name());
         assert_eq!(model.rule.policy.name(), self.policy());
         assert_eq!(model.rule.tau, self.tau.map_or(0.1, |tau| tau.get() as f32));
+        let objective = model.rule.objective;
+        let step = [
+            objective.step.t0_ms,
+            objective.step.b_ms,
+            objective.step.c_ms,
+            objective.step.kv_ms_per_1k,
+        ];
+        for (became, said) in step.into_iter().zip(self.steps) {
+            assert!(said.is_none_or(|said| said.get() == became));
+        }
+        assert_eq!(u64::from(objective.exponent), self.exponent().unwrap_or(4));
         let unit = match model.load_unit {
             LoadUnit::Requests => "requests",
             LoadUnit::KvTokens => "kv_tokens",
