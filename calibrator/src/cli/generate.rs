@@ -17,9 +17,10 @@ const CHUNK: usize = 64;
   eldr generate --model qwen3-30b-a3b --workload task -n 1000 --skip 1000 -o evaluation.jsonl.gz
   eldr simulate evaluation.jsonl.gz --calibrate calibration.jsonl.gz --rate 60
 
-Requests that nobody sent, at the size of models that nobody has to run: expert counts with the popularity
-of Qwen3-30B-A3B's experts, and domains as different from each other as the ELDR paper (arXiv 2607.00466)
-publishes. The same seed gives the same requests; other ones of the same traffic come with --skip.")]
+Requests that nobody sent, at the size of models that nobody has to run: expert counts with the
+popularity of Qwen3-30B-A3B's experts, and domains as different from each other as the ELDR paper
+(arXiv 2607.00466) publishes. The same seed gives the same requests; other ones of the same
+traffic come with --skip.")]
 pub(super) struct GenerateArgs {
     /// Model whose layers and experts the requests use
     #[arg(long, value_enum)]

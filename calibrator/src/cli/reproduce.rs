@@ -15,14 +15,14 @@ use crate::reproduce::{Options, Reproduction, reproduce, work};
   eldr reproduce --quick
   eldr reproduce --html reproduction.html
 
-Generates requests of three models and two workloads with the gate statistics that the ELDR paper
-(arXiv 2607.00466) publishes, serves them in the simulator at the published rates by every policy, and
-prints simulated beside published figures.
+Generates requests of three models and two workloads with the gate statistics that the ELDR
+paper (arXiv 2607.00466) publishes, serves them in the simulator at the published rates by every
+policy, and prints simulated beside published figures.
 
-What a signature gains on a model is predicted from the two other models. Known of the model itself are
-its size and its times under load balancers. Those times cannot tell what an expert costs from what a
-request costs; the part that is the expert's is what the other two models are asked for. The constant
-guess is the mean of all published changes, which knows what it guesses.
+What a signature gains on a model is predicted from the two other models. Known of the model
+itself are its size and its times under load balancers. Those times cannot tell what an expert
+costs from what a request costs; the part that is the expert's is what the other two models are
+asked for. The constant guess is the mean of all published changes, which knows what it guesses.
 
 Exit code 0 says that it ran, not that the prediction is good.")]
 pub(super) struct ReproduceArgs {
