@@ -146,7 +146,9 @@ pub(super) fn fit_part(curves: &[([f64; PARTS.len()], f64)]) -> f64 {
         let errors = curves
             .iter()
             .map(|(curve, measured)| interpolate(curve, part) - measured);
-        errors.map(|error| error * error).sum()
+        let sum: f64 = errors.map(|error| error * error).sum();
+        // What cannot be simulated fits nothing: the sign of a NaN would decide otherwise.
+        if sum.is_nan() { f64::INFINITY } else { sum }
     };
     let parts = (0..=STEPS).map(|step| first + (last - first) * step as f64 / STEPS as f64);
     parts
@@ -252,5 +254,8 @@ mod tests {
         assert!((both - 0.5).abs() < 0.01, "{both}");
         assert_eq!(fit_part(&[(line(-20.0), -50.0)]), 1.0);
         assert_eq!(fit_part(&[(line(-20.0), 5.0)]), PARTS[0]);
+        let mut broken = line(-20.0);
+        broken[3] = -f64::NAN;
+        assert!((fit_part(&[(broken, -10.0)]) - 0.5).abs() < 0.01);
     }
 }
