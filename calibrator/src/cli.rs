@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 done, 1 failed (`error:` and `hint:` on stderr), 2 wrong usage.
 
+mod advise;
 mod convert;
 mod envoy;
 mod explain;
@@ -63,6 +64,8 @@ enum Command {
     Generate(generate::GenerateArgs),
     /// Simulates the published figures again and says how far apart the two are
     Reproduce(reproduce::ReproduceArgs),
+    /// Says which policy to deploy for the traffic of a trace, what it will gain, or to deploy none
+    Advise(Box<advise::AdviseArgs>),
     /// Lets the regions of a blob follow recent requests
     Refit(refit::RefitArgs),
     /// Brings back an older revision of a blob
@@ -121,6 +124,10 @@ pub fn run() -> ExitCode {
         },
         Command::Generate(generate) => generate.run(),
         Command::Reproduce(reproduce) => reproduce.run(),
+        Command::Advise(advise) => match advise.check() {
+            Ok(()) => advise.run(),
+            Err(problem) => usage(&["advise"], problem),
+        },
         Command::Refit(refit) => refit.run(),
         Command::Rollback(rollback) => rollback.run(),
         Command::Report(report) => report.run(),

@@ -1,6 +1,6 @@
 //! Gate statistics of full-size models: requests that nobody recorded, with the structure that was published.
 //!
-//! Which experts a request uses is drawn by layer. An expert's logit is a sum: how popular it is at all ([`popularity`], from real
+//! Which experts a request uses is drawn by layer. An expert's logit is a sum: how popular it is at all (`popularity.rs`, from real
 //! counts of Qwen3-30B-A3B), what the request's domain prefers, what the cluster of requests inside the domain prefers, what the request
 //! prefers by itself, and what only one of its phases does. The logits of a layer are shifted so that the probabilities sum to top-k.
 //! Prefill counts are drawn from the prefill's probabilities, one binomial per expert; the decode's probabilities are what a batch

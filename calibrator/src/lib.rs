@@ -1,6 +1,7 @@
 //! Everything the `eldr` command does, as a library: records and reads traces of expert counts, fits centroid blobs to them and lets
 //! the blobs follow the traffic, explains and simulates decisions, places experts, serves blobs, and writes Envoy configurations.
 
+pub mod advise;
 pub mod assign;
 pub mod blob_file;
 pub mod cli;

@@ -136,6 +136,40 @@ impl Requests {
         Ok(())
     }
 
+    /// Some of the requests, in the order of `indices`, which ascend.
+    ///
+    /// # Panics
+    /// If there is no such request.
+    #[must_use]
+    pub fn pick(&self, indices: &[usize]) -> Self {
+        let mut picked = Requests {
+            names: Vec::new(),
+            prefill: Vec::new(),
+            gate: Vec::new(),
+            with_decode: Vec::new(),
+            decode: Vec::new(),
+            skipped: 0,
+            layers: self.layers.clone(),
+            decode_layers: self.decode_layers.clone(),
+            ..*self
+        };
+        let row = self.layers.len() * self.geometry.experts;
+        for &index in indices {
+            if let Some(decode) = self.decode_of(index) {
+                picked.with_decode.push(picked.len());
+                picked.decode.extend_from_slice(decode);
+            }
+            picked.prefill.extend_from_slice(self.prefill_of(index));
+            if !self.gate.is_empty() {
+                picked
+                    .gate
+                    .extend_from_slice(&self.gate[index * row..][..row]);
+            }
+            picked.names.push(self.names[index].clone());
+        }
+        picked
+    }
+
     /// Requests in the set.
     pub fn len(&self) -> usize {
         self.names.len()

@@ -20,15 +20,18 @@ pub mod hindsight;
 pub mod lengths;
 pub mod measure;
 pub mod mix;
+pub mod placement;
 pub mod policy;
 mod running;
+mod spec;
 pub mod usage;
 pub mod views;
 pub mod workload;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use eldr_core::engine::StepModel;
+use eldr_core::engine::{Ranks, Speculation, StepModel};
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
@@ -43,6 +46,7 @@ pub use measure::Outcome;
 pub use mix::Mix;
 pub use policy::{Ask, Known, PolicySpec, Router};
 pub use usage::Usage;
+pub use views::LoadUnit;
 pub use workload::{Replay, Workload};
 
 /// What requests are served by.
@@ -64,10 +68,18 @@ pub struct Cluster {
     pub step: StepModel,
     /// What policies take that time for; `None`: they know it.
     pub assumed: Option<StepModel>,
+    /// Expert parallelism of the decode workers: none, one placement for all, or one for each.
+    pub ranks: Vec<Arc<Ranks>>,
+    /// Tokens of each request that a decode step verifies.
+    pub speculation: Speculation,
+    /// What gateways count loads in.
+    pub load_unit: LoadUnit,
     /// Gateways that decide, at least 1; requests reach them at random.
     pub gateways: usize,
     /// How often gateways learn each other's requests in flight: zero at once, `None` never.
     pub share: Option<Duration>,
+    /// Whether they then tell each other what runs where as well, for policies that look at it; else only how much.
+    pub share_batches: bool,
     /// Decode workers that fail, drain or come back.
     pub changes: Vec<Change>,
     /// Requests that arrive before this are served and not measured.
@@ -90,8 +102,12 @@ impl Default for Cluster {
             kv_tokens_max: None,
             step: StepModel::QWEN3_30B_A3B,
             assumed: None,
+            ranks: Vec::new(),
+            speculation: Speculation::NONE,
+            load_unit: LoadUnit::Requests,
             gateways: 1,
             share: Some(Duration::ZERO),
+            share_batches: false,
             changes: Vec::new(),
             warm_up: Duration::ZERO,
             duration: Duration::from_secs(120),

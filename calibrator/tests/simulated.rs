@@ -20,6 +20,13 @@ use eldr_core::route::Map;
 const WORKERS: usize = 16;
 const SEEDS: [u64; 2] = [1, 2];
 
+fn bench_step() -> StepModel {
+    StepModel {
+        b_ms: 2.0 * StepModel::QWEN3_30B_A3B.b_ms,
+        ..StepModel::QWEN3_30B_A3B
+    }
+}
+
 struct Bench {
     workload: Workload,
     known: Known,
@@ -37,10 +44,7 @@ impl Bench {
         let fitted = fit(&requests, &Options::new(workers.clone()), |_| ()).unwrap();
         let map = Map::bind(fitted.blob, &workers).unwrap();
         let cluster = Cluster {
-            step: StepModel {
-                b_ms: 2.0 * StepModel::QWEN3_30B_A3B.b_ms,
-                ..StepModel::QWEN3_30B_A3B
-            },
+            step: bench_step(),
             duration: Duration::from_secs(60),
             ..Cluster::default()
         };
@@ -154,10 +158,7 @@ fn centroids_that_follow_keep_most_of_the_gain_and_static_ones_do_not() {
     let mix = Mix::new(points.into()).unwrap();
     let duration = Duration::from_secs(120);
     let cluster = Cluster {
-        step: StepModel {
-            b_ms: 2.0 * StepModel::QWEN3_30B_A3B.b_ms,
-            ..StepModel::QWEN3_30B_A3B
-        },
+        step: bench_step(),
         duration,
         phases: mix.phases(),
         ..Cluster::default()
@@ -197,4 +198,35 @@ fn centroids_that_follow_keep_most_of_the_gain_and_static_ones_do_not() {
     assert!(kept[0] < 0.5, "static: {:.2}", kept[0]);
     assert!(kept[1] > 0.8, "refitted: {:.2}", kept[1]);
     assert!(kept[2] > 0.8, "marginal: {:.2}", kept[2]);
+}
+
+/// Of the step coefficients c is the one whose error hurts: who takes it for 0 crowds workers. The load cap bounds that.
+#[test]
+fn with_the_load_cap_a_wrong_step_model_does_not_worsen_the_tail() {
+    let mut bench = Bench::new("task", Replay::Auto);
+    let policies = ["round_robin", "marginal", "hybrid", "marginal:q=1:cap=none"];
+    let mut tails = |assumed| {
+        bench.cluster.assumed = assumed;
+        let compared = bench.run(40.0, false, &policies);
+        let p99 = |policy: usize| {
+            compared.policies[policy].against_round_robin["tpot_p99_ms"]
+                .percent
+                .mean
+        };
+        let tails = [p99(1), p99(2), p99(3)];
+        println!("{assumed:?}: {tails:.1?}");
+        tails
+    };
+    let truth = bench_step();
+    let known = tails(None);
+    for c_ms in [0.0, 10.0 * truth.c_ms] {
+        let wrong = tails(Some(StepModel { c_ms, ..truth }));
+        for (wrong, known) in wrong[..2].iter().zip(known) {
+            assert!(
+                *wrong < known + 1.5 && *wrong < 0.0,
+                "c = {c_ms}: {wrong:+.1} %"
+            );
+        }
+        assert!(c_ms > 0.0 || wrong[2] > 10.0, "{:+.1} %", wrong[2]);
+    }
 }

@@ -1,7 +1,7 @@
 //! `eldr simulate`.
 
-mod options;
-mod text;
+pub(super) mod options;
+pub(super) mod text;
 
 pub(super) use text::command;
 
@@ -139,10 +139,11 @@ impl SimulateArgs {
         let mix = self.arrivals.mix();
         let blob = self.blob()?;
         let workers = self.workers(blob.as_ref())?;
-        let (step, step_fit) = self
+        let step_fit = self
             .cluster
-            .step(workers.len(), self.arrivals.decode_tokens)?;
-        let cluster = self.cluster.cluster(workers.len(), step, &self.arrivals);
+            .step_fit(workers.len(), self.arrivals.decode_tokens)?;
+        let geometry = workload.geometry;
+        let cluster = self.cluster.cluster(&workers, geometry, &self.arrivals)?;
         self.cluster.check_changes(workers.len())?;
         self.cluster.note_on_experts(workload.geometry.experts);
         let rule = Rule {

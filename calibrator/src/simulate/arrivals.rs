@@ -58,6 +58,22 @@ pub enum Times {
     },
 }
 
+impl Times {
+    /// The same at another rate.
+    #[must_use]
+    pub fn at_rate(self, rate_per_s: f64) -> Self {
+        match self {
+            Times::Drawn { shape, .. } => Times::Drawn { rate_per_s, shape },
+            Times::Trace { .. } => Times::Trace {
+                rate_per_s: Some(rate_per_s),
+            },
+            Times::Lengths { .. } => Times::Lengths {
+                rate_per_s: Some(rate_per_s),
+            },
+        }
+    }
+}
+
 /// Arrivals of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan<'a> {

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use eldr_core::decide::{Draw, Worker};
@@ -12,7 +13,7 @@ use super::arrivals::Arrival;
 use super::changes::ChangeKind;
 use super::measure::{Measures, Outcome};
 use super::policy::{Ask, Router};
-use super::views::Views;
+use super::views::{Answers, LoadUnit, Views};
 use super::workload::Workload;
 
 /// What happens next. The order is that of events at the same instant: workers first finish what they do.
@@ -46,6 +47,8 @@ struct Flight {
     sent: u32,
     /// Whether a worker has it, or will.
     in_flight: bool,
+    /// What it adds to the load of its worker.
+    load: u64,
     /// When it was last sent.
     from: Duration,
     first_token: Option<Duration>,
@@ -74,7 +77,8 @@ pub struct Served {
 /// Serves `arrivals`, which ask for requests of `workload`, until the last one is done.
 ///
 /// # Panics
-/// If an arrival asks for a request that is not in the workload, or a change names no worker of the cluster.
+/// If an arrival asks for a request that is not in the workload, or a change names no worker of the cluster, or a worker lacks a
+/// placement.
 pub fn run(
     cluster: &Cluster,
     workload: &Workload,
@@ -95,9 +99,14 @@ pub fn run_served(
     router: &mut dyn Router,
 ) -> (Outcome, Vec<Served>) {
     let batch = DecodeBatch::new(cluster.step, workload.geometry, cluster.batch_max)
-        .with_kv_tokens_max(cluster.kv_tokens_max.unwrap_or(u64::MAX));
-    let decoder = |_| Decoder {
-        batch: batch.clone(),
+        .with_kv_tokens_max(cluster.kv_tokens_max.unwrap_or(u64::MAX))
+        .with_speculation(cluster.speculation);
+    let decoder = |worker: usize| Decoder {
+        batch: match &cluster.ranks[..] {
+            [] => batch.clone(),
+            [all] => batch.clone().with_ranks(Arc::clone(all)),
+            each => batch.clone().with_ranks(Arc::clone(&each[worker])),
+        },
         stepping: false,
         life: 0,
     };
@@ -111,6 +120,7 @@ pub fn run_served(
         views: Views::new(cluster.gateways, cluster.decode_workers, live),
         flights: vec![Flight::default(); arrivals.len()],
         decisions: vec![0; cluster.gateways],
+        answers: vec![Answers::default(); cluster.gateways],
         events: BinaryHeap::new(),
         measures: Measures::new(cluster.decode_workers, &cluster.phases),
         seen: Vec::new(),
@@ -137,7 +147,7 @@ pub fn run_served(
         until: flight.until,
     });
     let served = served.collect();
-    (world.measures.outcome(), served)
+    (world.measures.outcome(world.now), served)
 }
 
 struct World<'a> {
@@ -150,6 +160,8 @@ struct World<'a> {
     flights: Vec<Flight>,
     /// By gateway, for round robin.
     decisions: Vec<u64>,
+    /// By gateway.
+    answers: Vec<Answers>,
     events: BinaryHeap<Reverse<(Duration, Event)>>,
     measures: Measures,
     /// Workers as the deciding gateway sees them.
@@ -195,7 +207,8 @@ impl World<'_> {
             Event::Changed { change } => self.change(change),
             Event::Shared => {
                 self.views.share();
-                self.router.shared();
+                let told = self.router.shared();
+                self.measures.told(told);
                 let every = self.cluster.share.unwrap_or_default();
                 self.at(self.now + every, Event::Shared);
             }
@@ -208,12 +221,19 @@ impl World<'_> {
         self.views.of(gateway, &mut self.seen);
         let sequence = self.decisions[gateway];
         self.decisions[gateway] += 1;
+        let answer = self.answers[gateway].expected();
+        let kv_tokens = arrival.prompt_tokens.saturating_add(answer);
+        let load = match self.cluster.load_unit {
+            LoadUnit::Requests => 1,
+            LoadUnit::KvTokens => kv_tokens.into(),
+        };
         let decision = self.router.choose(Ask {
             now: self.now,
             arrival: index,
             gateway,
             request: arrival.request,
             signature: arrival.signature,
+            kv_tokens,
             workers: &self.seen,
             draw: Draw {
                 sequence,
@@ -221,12 +241,13 @@ impl World<'_> {
             },
         });
         let worker = decision.target.0;
-        self.views.enter(gateway, worker);
-        self.router.entered(gateway, worker, arrival.signature);
+        self.views.enter(gateway, worker, load);
+        self.router.entered(gateway, worker, index);
         self.measures.decided(worker, decision.reason);
         let flight = &mut self.flights[index];
         flight.worker = worker;
         flight.in_flight = true;
+        flight.load = load;
         flight.from = self.now;
         flight.sent += 1;
         let sent = flight.sent;
@@ -293,6 +314,8 @@ impl World<'_> {
     fn done(&mut self, index: usize, tokens_after_first: u32, first: Duration) {
         let arrival = &self.arrivals[index];
         self.leave(index);
+        let gateway = self.gateway(index);
+        self.answers[gateway].learn(arrival.decode_tokens);
         self.flights[index].until = self.now;
         self.undone -= 1;
         if arrival.at >= self.cluster.warm_up {
@@ -305,10 +328,9 @@ impl World<'_> {
 
     fn leave(&mut self, index: usize) {
         self.flights[index].in_flight = false;
-        let (gateway, worker) = (self.gateway(index), self.flights[index].worker);
-        self.views.leave(gateway, worker);
-        let signature = self.arrivals[index].signature;
-        self.router.left(gateway, worker, signature);
+        let (gateway, flight) = (self.gateway(index), &self.flights[index]);
+        self.views.leave(gateway, flight.worker, flight.load);
+        self.router.left(gateway, flight.worker, index);
     }
 
     fn change(&mut self, change: usize) {

@@ -31,7 +31,7 @@ impl Spread {
 }
 
 /// How one policy did in one run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Outcome {
     /// Requests measured.
     pub requests: usize,
@@ -47,6 +47,8 @@ pub struct Outcome {
     pub busiest: f64,
     /// Requests that lost their worker.
     pub restarted: usize,
+    /// Bytes per second with which each gateway tells the others what it runs: it receives as many of each of them.
+    pub told_bytes_per_s: f64,
     /// Decisions by what they rested on.
     pub reasons: BTreeMap<&'static str, usize>,
     /// The run by [phases](super::Cluster::phases).
@@ -75,6 +77,7 @@ pub(super) struct Measures {
     steps: usize,
     sent: Vec<usize>,
     restarted: usize,
+    told: f64,
     reasons: BTreeMap<&'static str, usize>,
     /// Beginnings of phases, and the times per token of their requests.
     phases: Vec<(Duration, Vec<f64>)>,
@@ -104,6 +107,11 @@ impl Measures {
         self.restarted += 1;
     }
 
+    /// So many bytes per gateway.
+    pub(super) fn told(&mut self, bytes: f64) {
+        self.told += bytes;
+    }
+
     /// A request of one token has no time per output token.
     pub(super) fn done(&mut self, arrived: Duration, ttft_ms: f64, tpot_ms: Option<f64>) {
         self.ttft_ms.push(ttft_ms);
@@ -114,7 +122,8 @@ impl Measures {
         }
     }
 
-    pub(super) fn outcome(self) -> Outcome {
+    /// At the end of the run.
+    pub(super) fn outcome(self, end: Duration) -> Outcome {
         let steps = self.steps.max(1) as f64;
         let (sent, most) = (self.sent.iter().sum::<usize>(), self.sent.iter().max());
         Outcome {
@@ -126,6 +135,7 @@ impl Measures {
             busiest: (most.copied().unwrap_or_default() * self.sent.len()) as f64
                 / sent.max(1) as f64,
             restarted: self.restarted,
+            told_bytes_per_s: self.told / end.as_secs_f64().max(1e-3),
             reasons: self.reasons,
             phases: self.phases.into_iter().map(phase).collect(),
         }

@@ -1,5 +1,6 @@
 //! Policies that look at running batches, and the batches that they look at.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,8 +15,11 @@ use super::usage::Usage;
 use super::workload::Workload;
 use crate::error::Error;
 
+/// Gateways of one simulation agree on all that a key stands for.
+const KEY: u64 = 0;
+
 /// Each gateway knows the batches that it makes itself; where gateways learn of each other at once, all know all. What they tell each
-/// other later is requests, not signatures.
+/// other later is how many requests, and with [`Cluster::share_batches`] the batches as well, by core's exchange.
 pub(super) struct ByBatch<'a> {
     rule: Rule,
     known: Option<&'a Known>,
@@ -23,8 +27,13 @@ pub(super) struct ByBatch<'a> {
     follower: Option<Follower>,
     /// By request of the workload: signature and prompt tokens.
     prompts: Vec<(Option<Arc<str>>, u32)>,
-    /// What each adds to a batch, once it was seen.
-    footprints: Vec<Option<Footprint>>,
+    /// What the request that was last decided adds to a batch.
+    decided: Footprint,
+    /// What those in flight added, by arrival.
+    in_flight: HashMap<usize, Footprint>,
+    exchanges: bool,
+    /// By gateway, what it tells: buffers.
+    messages: Vec<Vec<u8>>,
     /// Of each gateway, or one for all.
     batches: Vec<Batches>,
     scratch: Scratch,
@@ -61,7 +70,10 @@ impl<'a> ByBatch<'a> {
             known,
             follower: None,
             prompts: prompts.collect(),
-            footprints: vec![None; workload.requests.len()],
+            decided: Footprint::unknown(0),
+            in_flight: HashMap::new(),
+            exchanges: cluster.share_batches && views > 1,
+            messages: vec![Vec::new(); views],
             batches: vec![idle; views],
             scratch: Scratch::default(),
         })
@@ -83,7 +95,7 @@ impl Router for ByBatch<'_> {
         let prompt = Prompt {
             header: header.as_ref().map(|header| header.as_bytes()),
             tokens: Some((*tokens).into()),
-            kv_tokens: *tokens,
+            kv_tokens: ask.kv_tokens,
         };
         let fleet = Fleet {
             workers: ask.workers,
@@ -98,24 +110,40 @@ impl Router for ByBatch<'_> {
         };
         let scratch = &mut self.scratch;
         let decision = route_running(&self.rule, map, prompt, fleet, ask.draw, scratch);
-        self.footprints[ask.signature].get_or_insert_with(|| match scratch.request() {
+        self.decided = match scratch.request() {
             Some(request) => request.footprint(),
-            None => Footprint::unknown(*tokens),
-        });
+            None => Footprint::unknown(ask.kv_tokens),
+        };
         decision
     }
 
-    fn entered(&mut self, gateway: usize, worker: usize, signature: usize) {
+    fn entered(&mut self, gateway: usize, worker: usize, arrival: usize) {
         let view = self.view(gateway);
-        if let Some(footprint) = &self.footprints[signature] {
-            self.batches[view].join(WorkerIndex(worker), footprint);
+        let footprint = std::mem::replace(&mut self.decided, Footprint::unknown(0));
+        self.batches[view].join(WorkerIndex(worker), &footprint);
+        self.in_flight.insert(arrival, footprint);
+    }
+
+    fn left(&mut self, gateway: usize, worker: usize, arrival: usize) {
+        let view = self.view(gateway);
+        if let Some(footprint) = self.in_flight.remove(&arrival) {
+            self.batches[view].leave(WorkerIndex(worker), &footprint);
         }
     }
 
-    fn left(&mut self, gateway: usize, worker: usize, signature: usize) {
-        let view = self.view(gateway);
-        if let Some(footprint) = &self.footprints[signature] {
-            self.batches[view].leave(WorkerIndex(worker), footprint);
+    fn shared(&mut self) -> f64 {
+        if !self.exchanges {
+            return 0.0;
         }
+        for (batches, message) in self.batches.iter().zip(&mut self.messages) {
+            batches.share(KEY, message);
+        }
+        for (gateway, batches) in self.batches.iter_mut().enumerate() {
+            let messages = self.messages.iter().enumerate();
+            let others = messages.filter(|(teller, _)| *teller != gateway);
+            batches.hear(KEY, others.map(|(_, message)| message.as_slice()));
+        }
+        let bytes: usize = self.messages.iter().map(Vec::len).sum();
+        bytes as f64 / self.messages.len() as f64
     }
 }

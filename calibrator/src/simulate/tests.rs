@@ -1,13 +1,14 @@
 use std::sync::Arc;
 
 use eldr_core::decide::{Decision, Policy, Reason, Rule, WorkerIndex};
-use eldr_core::engine::{ExpertIds, Experts};
+use eldr_core::engine::{ExpertIds, Experts, Ranks, Speculation};
 use eldr_core::signature::{Encoding, Geometry, Signature};
 
 use super::changes::ChangeKind;
 use super::policy::router;
 use super::workload::Request;
 use super::*;
+use rand::RngExt as _;
 
 pub(super) const GEOMETRY: Geometry = Geometry {
     layers: 1,
@@ -132,20 +133,20 @@ fn gateways_see_each_other_when_they_are_told() {
         views.of(gateway, &mut seen);
         seen.iter().map(|worker| worker.load).collect::<Vec<_>>()
     };
-    views.enter(0, 1);
-    views.enter(1, 0);
+    views.enter(0, 1, 1);
+    views.enter(1, 0, 1);
     assert_eq!(
         (loads(&views, 0), loads(&views, 1)),
         (vec![0.0, 1.0], vec![1.0, 0.0])
     );
     views.share();
-    views.leave(0, 1);
+    views.leave(0, 1, 1);
     assert_eq!(
         (loads(&views, 0), loads(&views, 1)),
         (vec![1.0, 0.0], vec![1.0, 1.0])
     );
     let mut live = views::Views::new(2, 2, true);
-    live.enter(0, 1);
+    live.enter(0, 1, 1);
     assert_eq!(loads(&live, 1), [0.0, 1.0]);
 }
 
@@ -179,6 +180,150 @@ fn requests_of_a_failed_worker_are_served_elsewhere_and_all_are_done() {
         (0, 2.0),
         "the other got all"
     );
+}
+
+#[test]
+fn with_expert_parallelism_steps_wait_for_the_busiest_rank() {
+    let workload = workload(vec![request("a", &[0, 1, 2, 4], 3)]);
+    let own = [vec![0, 1, 4, 5], vec![2, 3, 6, 7]];
+    let two = [
+        Arc::new(Ranks::contiguous(GEOMETRY, 2).unwrap()),
+        Arc::new(Ranks::new(GEOMETRY, &[own.to_vec()]).unwrap()),
+    ];
+    // In turn to both workers: 0, 1 and 2 are on one rank; 0, 1 and 4 are.
+    let tpot = |ranks: &[Arc<Ranks>]| {
+        let cluster = Cluster {
+            ranks: ranks.to_vec(),
+            ..cluster(2)
+        };
+        let outcome = round_robin(&cluster, &workload, &[arrival(0, 0), arrival(0, 0)]);
+        (outcome.tpot_ms.mean, outcome.experts_per_step)
+    };
+    assert_eq!(tpot(&[]), (14.0, 4.0));
+    assert_eq!(tpot(&two[..1]), (13.0, 3.0));
+    assert_eq!(tpot(&two), (13.0, 3.0));
+    let apart = Ranks::new(GEOMETRY, &[vec![vec![0, 1, 3, 5], vec![2, 4, 6, 7]]]).unwrap();
+    let mixed = [Arc::clone(&two[0]), Arc::new(apart)];
+    assert_eq!(tpot(&mixed), ((13.0 + 12.0) / 2.0, 2.5));
+}
+
+#[test]
+fn speculation_takes_fewer_steps_that_activate_more() {
+    let ids = ExpertIds::new(GEOMETRY, 1, vec![0, 1, 2, 3, 4, 5, 6]).unwrap();
+    let walking = Request {
+        experts: Experts::Recorded(Arc::new(ids)),
+        ..request("a", &[0], 7)
+    };
+    let workload = workload(vec![walking]);
+    let cluster = Cluster {
+        speculation: Speculation {
+            verify: 3,
+            accept: 2,
+        },
+        ..cluster(1)
+    };
+    let seven = Arrival {
+        decode_tokens: 7,
+        ..arrival(0, 0)
+    };
+    let outcome = round_robin(&cluster, &workload, &[seven]);
+    // Four steps of 13 ms; the first ends with the first token.
+    assert_eq!(
+        (outcome.experts_per_step, outcome.ttft_ms.p50),
+        (3.0, 10.0 + 13.0)
+    );
+    assert_eq!(outcome.tpot_ms.mean, 3.0 * 13.0 / 6.0);
+}
+
+#[test]
+fn loads_may_be_counted_in_tokens() {
+    let workload = workload(vec![request("a", &[0], 3)]);
+    let prompt = |at_ms, prompt_tokens| Arrival {
+        prompt_tokens,
+        decode_tokens: 50,
+        ..arrival(at_ms, 0)
+    };
+    // A long prompt on one worker, then short ones: in requests they take turns.
+    let arrivals: Vec<Arrival> = (0..9)
+        .map(|n| prompt(n, if n == 0 { 10_000 } else { 100 }))
+        .collect();
+    let sent = |load_unit| {
+        let cluster = Cluster {
+            prefill_workers: 0,
+            load_unit,
+            ..cluster(2)
+        };
+        let spec: PolicySpec = "least_loaded".parse().unwrap();
+        let mut router = router(&spec, &Rule::default(), None, &workload, &cluster).unwrap();
+        let (_, served) = run_served(&cluster, &workload, &arrivals, router.as_mut());
+        served
+            .iter()
+            .map(|served| served.worker)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(sent(LoadUnit::Requests), [0, 1, 0, 1, 0, 1, 0, 1, 0]);
+    assert_eq!(sent(LoadUnit::KvTokens), [0, 1, 1, 1, 1, 1, 1, 1, 1]);
+}
+
+#[test]
+fn gateways_that_tell_each_other_what_runs_do_as_well_as_one() {
+    let signature = |experts: [u16; 3]| {
+        let mut counts = vec![0; 8];
+        experts
+            .iter()
+            .for_each(|&expert| counts[usize::from(expert)] = 100);
+        let signature = Signature::dense(GEOMETRY, counts, Some(100)).unwrap();
+        Some(signature.encode(Encoding::U16).into())
+    };
+    let two = [("a", [0, 1, 2]), ("b", [4, 5, 6])].map(|(label, experts)| Request {
+        signature: signature(experts),
+        ..request(label, &experts, 40)
+    });
+    let workload = workload(two.into());
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let arrivals: Vec<Arrival> = (0..600)
+        .map(|n| Arrival {
+            decode_tokens: 20,
+            gateway: rng.random_range(0..4),
+            ..arrival(n * 15, rng.random_range(0..2))
+        })
+        .collect();
+    let outcome = |gateways, share_batches| {
+        let cluster = Cluster {
+            prefill_workers: 0,
+            gateways,
+            share: Some(Duration::from_millis(5)),
+            share_batches,
+            ..cluster(4)
+        };
+        let spec: PolicySpec = "marginal".parse().unwrap();
+        let mut router = router(&spec, &Rule::default(), None, &workload, &cluster).unwrap();
+        run(&cluster, &workload, &arrivals, router.as_mut())
+    };
+    let (one, told, alone) = (outcome(1, false), outcome(4, true), outcome(4, false));
+    let experts = [&one, &told, &alone].map(|outcome| outcome.experts_per_step);
+    assert!(experts[1] < experts[2], "{experts:?}");
+    assert!(
+        (experts[1] - experts[0]).abs() < (experts[2] - experts[0]) / 2.0,
+        "{experts:?}"
+    );
+    assert_eq!((one.told_bytes_per_s, alone.told_bytes_per_s), (0.0, 0.0));
+    // 200 times a second a key and four workers, of which those with requests tell eight experts.
+    let (least, most) = (199.0 * (8.0 + 4.0 * 16.0), 201.0 * (8.0 + 4.0 * 24.0));
+    let told = told.told_bytes_per_s;
+    assert!((least..most).contains(&told), "{told}");
+}
+
+#[test]
+fn answers_are_as_long_as_the_last_ones() {
+    let mut answers = views::Answers::default();
+    assert_eq!(answers.expected(), 256);
+    answers.learn(10);
+    assert_eq!(answers.expected(), 10);
+    answers.learn(20);
+    assert_eq!(answers.expected(), 15);
+    (0..1_000).for_each(|_| answers.learn(100));
+    assert_eq!(answers.expected(), 100);
 }
 
 /// Tells what the event loop tells it.

@@ -2,17 +2,28 @@
 
 use eldr_core::decide::Worker;
 
-/// Requests in flight by gateway and decode worker.
+/// What the load of a worker is counted in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum LoadUnit {
+    /// Requests in flight
+    #[default]
+    Requests,
+    /// Tokens that they will have in the KV cache: the prompt, and the mean of the last answers
+    KvTokens,
+}
+
+/// Load in flight by gateway and decode worker, in whatever unit.
 #[derive(Clone, Debug)]
 pub struct Views {
     workers: usize,
     live: bool,
     /// `[gateway][worker]`, as it is.
-    own: Vec<u32>,
+    own: Vec<u64>,
     /// Of all gateways, as it is.
-    total: Vec<u32>,
+    total: Vec<u64>,
     /// `[gateway][worker]`: what each knows of the others.
-    others: Vec<u32>,
+    others: Vec<u64>,
     available: Vec<bool>,
 }
 
@@ -30,15 +41,15 @@ impl Views {
     }
 
     /// A request of `gateway` goes to `worker`.
-    pub fn enter(&mut self, gateway: usize, worker: usize) {
-        self.own[gateway * self.workers + worker] += 1;
-        self.total[worker] += 1;
+    pub fn enter(&mut self, gateway: usize, worker: usize, load: u64) {
+        self.own[gateway * self.workers + worker] += load;
+        self.total[worker] += load;
     }
 
-    /// It is done.
-    pub fn leave(&mut self, gateway: usize, worker: usize) {
-        self.own[gateway * self.workers + worker] -= 1;
-        self.total[worker] -= 1;
+    /// It is done; `load` is what it was when it came.
+    pub fn leave(&mut self, gateway: usize, worker: usize, load: u64) {
+        self.own[gateway * self.workers + worker] -= load;
+        self.total[worker] -= load;
     }
 
     /// Takes a worker out, or in; every gateway knows.
@@ -70,9 +81,35 @@ impl Views {
                 .iter()
                 .enumerate()
                 .map(|(worker, &available)| Worker {
-                    load: known(worker).into(),
+                    load: known(worker) as f64,
                     available,
                 }),
         );
+    }
+}
+
+/// How long answers are, as a gateway knows it from the last ones: the mean of the first 64, then one that forgets.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Answers {
+    mean: f64,
+    count: u32,
+}
+
+impl Answers {
+    /// An answer while none has ended.
+    const FIRST: f64 = 256.0;
+    /// About so many of the last ones count.
+    const MEMORY: u32 = 64;
+
+    pub(super) fn learn(&mut self, tokens: u32) {
+        self.count = (self.count + 1).min(Self::MEMORY);
+        self.mean += (f64::from(tokens) - self.mean) / f64::from(self.count);
+    }
+
+    pub(super) fn expected(self) -> u32 {
+        match self.count {
+            0 => Self::FIRST as u32,
+            _ => self.mean.round() as u32,
+        }
     }
 }

@@ -186,6 +186,8 @@ fn help_texts() {
         "explain --help",
         "generate --help",
         "reproduce --help",
+        "simulate --help",
+        "advise --help",
         "report --help",
         "record --help",
         "serve --help",

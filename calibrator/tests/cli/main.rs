@@ -1,5 +1,6 @@
 //! The `eldr` binary: exit codes, what goes to stdout and what to stderr.
 
+mod advise;
 mod bench;
 mod commands;
 mod convert;

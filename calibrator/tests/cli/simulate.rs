@@ -183,6 +183,9 @@ fn simulations_that_are_asked_for_wrongly() {
             "simulate t --mix all",
             "simulate t --mix 0:x,20:y,10:x",
             "simulate t --mix 0:x --arrivals trace",
+            "simulate t --gateways 2 --share-batches",
+            "simulate t --accept 2",
+            "simulate t --ep-ranks 2 --placement p.json",
         ],
     );
     assert_snapshot!(told);
@@ -248,6 +251,36 @@ fn what_comes_may_change_and_each_phase_is_told() {
     assert_eq!(unknown.code, 1);
     let hint = "no request has the label z\nhint: the labels are x, y\n";
     assert!(unknown.stderr.ends_with(hint), "{}", unknown.stderr);
+}
+
+#[test]
+fn workers_may_spread_their_experts_and_verify_several_tokens() {
+    let bench = bench();
+    // It notes that two requests per cluster say little.
+    let placing = bench.eldr("place b.eldr t.jsonl --gpus 2 -o placed");
+    assert_eq!(placing.code, 0, "{}", placing.stderr);
+    let command = format!(
+        "{QUICK} --blob b.eldr --rate 40 --policies round_robin --verify 3 --accept 2 --load-unit kv_tokens"
+    );
+    let whole = bench.eldr(&command).succeeded().stdout.clone();
+    assert!(
+        whole.contains("3 tokens verified per step, 2 accepted"),
+        "{whole}"
+    );
+    let contiguous = bench.eldr(&format!("{command} --ep-ranks 2"));
+    let text = &contiguous.succeeded().stdout;
+    assert!(text.contains("over 2 GPUs, contiguous"), "{text}");
+    let placed = bench.eldr(&format!("{command} --placement placed/placement.json"));
+    let text = &placed.succeeded().stdout;
+    assert!(
+        text.contains("over 2 GPUs, placed for each worker"),
+        "{text}"
+    );
+    let many = bench.eldr(&format!("{command} --ep-ranks 3"));
+    assert_eq!(many.code, 1);
+    let expected =
+        "error: 3 ranks where 1 to 2 can share 2 experts\nhint: give --ep-ranks up to 2\n";
+    assert_eq!(many.stderr, expected);
 }
 
 /// Rows of t = 3 + 0.5·U + 0.25·B, with U such that both can be told apart, or not.

@@ -1,15 +1,17 @@
 //! What serves, and what is asked for.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use eldr_core::engine::StepModel;
+use eldr_core::engine::{Ranks, Speculation, StepModel};
+use eldr_core::signature::Geometry;
 
 use crate::error::Error;
 use crate::generate::Shape;
 use crate::simulate::mix::Point;
-use crate::simulate::{Change, Cluster, Lengths, Mix, Plan, Times};
+use crate::simulate::{Change, Cluster, Lengths, LoadUnit, Mix, Plan, Times, placement};
 use crate::steps::{self, StepFit};
 
 /// Workers of a pool, and gateways.
@@ -17,19 +19,38 @@ const WORKERS_MAX: i64 = 4096;
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Cluster")]
-pub(super) struct ClusterOptions {
+pub(in crate::cli) struct ClusterOptions {
     /// Prefill workers; with 0 prefill takes no time
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=WORKERS_MAX))]
     prefill: u16,
     /// Decode workers [default: those of --blob, or 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=WORKERS_MAX))]
-    pub(super) decode: Option<u16>,
+    pub(in crate::cli) decode: Option<u16>,
     /// Gateways; requests reach them at random
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=WORKERS_MAX))]
     gateways: u16,
     /// How often gateways learn each other's requests in flight: ms, 0 for at once, or never
     #[arg(long, default_value = "0", value_parser = share, value_name = "MS|never")]
     share_ms: Share,
+    /// They tell each other what runs on each worker as well, quantised, not only how much
+    #[arg(long)]
+    share_batches: bool,
+    /// What gateways count loads in
+    #[arg(long, value_enum, default_value_t = LoadUnit::Requests)]
+    load_unit: LoadUnit,
+    /// Expert parallelism: each decode worker spreads its experts over so many GPUs, in their order,
+    /// and every layer waits for the busiest
+    #[arg(long, value_name = "N", conflicts_with = "placement", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    ep_ranks: Option<u16>,
+    /// The same as placed by `eldr place --output`, each worker its own way
+    #[arg(long, value_name = "FILE")]
+    placement: Option<PathBuf>,
+    /// Speculative decoding: tokens of each request that a step verifies
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    verify: u32,
+    /// How many of them are accepted
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    accept: u32,
     /// Model whose step coefficients are taken
     #[arg(long, value_enum, default_value_t = Model::Qwen3_30bA3b)]
     model: Model,
@@ -75,7 +96,7 @@ pub(super) struct ClusterOptions {
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Arrivals")]
-pub(super) struct ArrivalOptions {
+pub(in crate::cli) struct ArrivalOptions {
     /// Where times of arrival come from
     #[arg(long, value_enum, default_value_t = ArrivalsArg::Poisson)]
     arrivals: ArrivalsArg,
@@ -88,7 +109,7 @@ pub(super) struct ArrivalOptions {
     /// Prompt and answer lengths in place of the trace's: Azure's CSV
     /// (TIMESTAMP,ContextTokens,GeneratedTokens) or Mooncake's JSON Lines
     #[arg(long, value_name = "FILE")]
-    pub(super) lengths: Option<PathBuf>,
+    pub(in crate::cli) lengths: Option<PathBuf>,
     /// Tokens that every request decodes, in place of other lengths
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) decode_tokens: Option<u32>,
@@ -183,7 +204,7 @@ fn assumption(text: &str) -> Result<(Coefficient, f64), String> {
     Ok((coefficient, not_negative(ms)?))
 }
 
-fn not_negative(text: &str) -> Result<f64, String> {
+pub(in crate::cli) fn not_negative(text: &str) -> Result<f64, String> {
     let number = text
         .parse()
         .ok()
@@ -199,23 +220,53 @@ fn positive(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "a number from 0.001 to 1000000 was expected".into())
 }
 
+/// How good a fit is, on stderr.
+fn note_on_steps(fit: &StepFit, path: &Path) {
+    let step = fit.step;
+    eprintln!(
+        "note: fitted to {} rows of {}: t0 {:.3} ms, b {:.4}, c {:.4}, kv {:.4}; R² {:.3}",
+        fit.samples,
+        path.display(),
+        step.t0_ms,
+        step.b_ms,
+        step.c_ms,
+        step.kv_ms_per_1k,
+        fit.r2
+    );
+    if !fit.is_identified() {
+        eprintln!(
+            "warning: b and c are not identified: experts and batch size correlate by {:.3} over these rows, so that any share of b fits them\nhint: measure batches of like requests beside mixed ones of the same size, or try several --b-ms",
+            fit.correlation
+        );
+    }
+}
+
 impl ClusterOptions {
     /// Decode workers where no blob names them.
-    pub(super) fn decode_workers(&self) -> usize {
+    pub(in crate::cli) fn decode_workers(&self) -> usize {
         self.decode.map_or(16, usize::from)
     }
 
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(in crate::cli) fn check(&self) -> Result<(), String> {
         if self.gateways == 1 && self.share_ms.0 != Some(Duration::ZERO) {
             return Err(
                 "--share-ms: one gateway has nobody to share with\nhint: give --gateways".into(),
             );
         }
+        if self.share_batches && self.share_ms.0.is_none_or(|every| every.is_zero()) {
+            return Err("--share-batches: gateways share at no time of their own\nhint: give --share-ms, such as 200; with 0 all know all at once".into());
+        }
+        if self.accept > self.verify {
+            return Err(format!(
+                "--accept {}: a step verifies {}\nhint: give --verify",
+                self.accept, self.verify
+            ));
+        }
         Ok(())
     }
 
     /// Once it is known how many workers there are.
-    pub(super) fn check_changes(&self, workers: usize) -> Result<(), Error> {
+    pub(in crate::cli) fn check_changes(&self, workers: usize) -> Result<(), Error> {
         match self.changes.iter().find(|change| change.worker >= workers) {
             Some(change) => Err(Error::new(
                 format!("--change: there is no decode worker {}", change.worker),
@@ -225,14 +276,14 @@ impl ClusterOptions {
         }
     }
 
-    /// The step model and, where it was fitted, how.
-    pub(super) fn step(
+    /// The fit to `--fit-steps`, where that is given.
+    pub(super) fn step_fit(
         &self,
         workers: usize,
         decode_tokens: Option<u32>,
-    ) -> Result<(StepModel, Option<StepFit>), Error> {
+    ) -> Result<Option<StepFit>, Error> {
         let Some(path) = &self.fit_steps else {
-            return Ok((self.model.step(), None));
+            return Ok(None);
         };
         let (model, top_k) = self.model.facts();
         let setting = steps::Setting {
@@ -242,29 +293,11 @@ impl ClusterOptions {
             experts: EXPERTS,
             top_k,
         };
-        let fit = steps::fit(&steps::read(path, setting)?)?;
-        let step = fit.step;
-        eprintln!(
-            "note: fitted to {} rows of {}: t0 {:.3} ms, b {:.4}, c {:.4}, kv {:.4}; R² {:.3}",
-            fit.samples,
-            path.display(),
-            step.t0_ms,
-            step.b_ms,
-            step.c_ms,
-            step.kv_ms_per_1k,
-            fit.r2
-        );
-        if !fit.is_identified() {
-            eprintln!(
-                "warning: b and c are not identified: experts and batch size correlate by {:.3} over these rows, so that any share of b fits them\nhint: measure batches of like requests beside mixed ones of the same size, or try several --b-ms",
-                fit.correlation
-            );
-        }
-        Ok((step, Some(fit)))
+        steps::fit(&steps::read(path, setting)?).map(Some)
     }
 
     /// A replay of a smaller model under the coefficients of a large one needs a word.
-    pub(super) fn note_on_experts(&self, experts: usize) {
+    pub(in crate::cli) fn note_on_experts(&self, experts: usize) {
         if self.b_ms.is_none() && self.fit_steps.is_none() && experts != EXPERTS {
             eprintln!(
                 "note: step coefficients are for {EXPERTS} experts per layer, the trace has {experts}; with --b-ms {:.3} the same share of experts costs the same",
@@ -273,35 +306,57 @@ impl ClusterOptions {
         }
     }
 
-    /// With the coefficients of `model`, where no others are given.
-    pub(super) fn cluster(
+    /// Where the experts of each worker are.
+    fn ranks(&self, workers: &[String], geometry: Geometry) -> Result<Vec<Arc<Ranks>>, Error> {
+        match (&self.placement, self.ep_ranks) {
+            (Some(path), _) => placement::read(path, geometry, workers),
+            (None, Some(ranks)) => Ok(vec![placement::contiguous(geometry, ranks.into())?]),
+            (None, None) => Ok(Vec::new()),
+        }
+    }
+
+    /// # Errors
+    /// The step times cannot be fitted to; the placement is none of these workers or of this model.
+    pub(in crate::cli) fn cluster(
         &self,
-        workers: usize,
-        model: StepModel,
+        workers: &[String],
+        geometry: Geometry,
         arrivals: &ArrivalOptions,
-    ) -> Cluster {
+    ) -> Result<Cluster, Error> {
+        let fit = self.step_fit(workers.len(), arrivals.decode_tokens)?;
+        if let (Some(fit), Some(path)) = (&fit, &self.fit_steps) {
+            note_on_steps(fit, path);
+        }
+        let model = fit.map_or(self.model.step(), |fit| fit.step);
         let step = StepModel {
             t0_ms: self.t0_ms.unwrap_or(model.t0_ms),
             b_ms: self.b_ms.unwrap_or(model.b_ms),
             c_ms: self.c_ms.unwrap_or(model.c_ms),
             kv_ms_per_1k: self.kv_ms_per_1k.unwrap_or(model.kv_ms_per_1k),
         };
-        Cluster {
+        Ok(Cluster {
             prefill_workers: self.prefill.into(),
             prefill_ms_per_token: self.prefill_ms_per_token,
             transfer_ms: self.transfer_ms,
-            decode_workers: workers,
+            decode_workers: workers.len(),
             batch_max: self.batch_max as usize,
             kv_tokens_max: self.kv_tokens,
             step,
             assumed: self.assumed(step),
+            ranks: self.ranks(workers, geometry)?,
+            speculation: Speculation {
+                verify: self.verify,
+                accept: self.accept,
+            },
+            load_unit: self.load_unit,
             gateways: self.gateways.into(),
             share: self.share_ms.0,
+            share_batches: self.share_batches,
             changes: self.changes.clone(),
             warm_up: Duration::from_secs_f64(arrivals.warm_up),
             duration: Duration::from_secs_f64(arrivals.duration),
             phases: arrivals.mix().map_or_else(Vec::new, |mix| mix.phases()),
-        }
+        })
     }
 
     fn assumed(&self, step: StepModel) -> Option<StepModel> {
@@ -320,7 +375,7 @@ impl ClusterOptions {
 }
 
 impl ArrivalOptions {
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(in crate::cli) fn check(&self) -> Result<(), String> {
         if self.arrivals == ArrivalsArg::Lengths && self.lengths.is_none() {
             return Err(
                 "--arrivals lengths: there are no lengths\nhint: give their file with --lengths"
@@ -350,11 +405,11 @@ impl ArrivalOptions {
     }
 
     /// What comes when, if that is asked for; [`check`](Self::check) has seen it.
-    pub(super) fn mix(&self) -> Option<Mix> {
+    pub(in crate::cli) fn mix(&self) -> Option<Mix> {
         Mix::new(self.mix.clone()).ok()
     }
 
-    pub(super) fn plan<'a>(
+    pub(in crate::cli) fn plan<'a>(
         &self,
         lengths: Option<&'a Lengths>,
         mix: Option<&'a Mix>,

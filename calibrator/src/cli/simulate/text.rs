@@ -5,8 +5,8 @@ use std::ffi::OsString;
 use comfy_table::Table;
 
 use super::Report;
-use crate::simulate::Cluster;
-use crate::simulate::compare::{Against, ByMetric, Estimate, PolicyResult};
+use crate::simulate::compare::{Against, ByMetric, Estimate, PolicyResult, estimate};
+use crate::simulate::{Cluster, LoadUnit};
 use crate::table::{right_from, table};
 
 /// Columns of the values, and of the changes.
@@ -73,7 +73,18 @@ pub(super) fn text(report: &Report<'_>, cluster: &Cluster) -> String {
             (Some(regions), None) => format!("{regions} regions, tau {}, no load cap", report.tau),
         },
     );
+    text += &special(cluster);
     text += &format!("\n{}\n", values(policies));
+    for policy in policies {
+        let told: Vec<f64> = policy.runs.iter().map(|run| run.told_bytes_per_s).collect();
+        let told = estimate(&told).mean / 1e3;
+        if told > 0.0 {
+            text += &format!(
+                "{} costs {told:.1} kB/s: what each gateway tells every other\n",
+                policy.policy
+            );
+        }
+    }
     if policies
         .iter()
         .any(|policy| !policy.against_round_robin.is_empty())
@@ -117,6 +128,28 @@ pub(super) fn text(report: &Report<'_>, cluster: &Cluster) -> String {
         );
     }
     text + &format!("\nagain    {}\n", report.command)
+}
+
+/// What is not as usual.
+fn special(cluster: &Cluster) -> String {
+    let mut text = String::new();
+    let verify = cluster.speculation.verify;
+    if verify > 1 {
+        let accept = cluster.speculation.accept;
+        text += &format!("decoding {verify} tokens verified per step, {accept} accepted\n");
+    }
+    if let Some(ranks) = cluster.ranks.first().map(|first| first.ranks()) {
+        let placed = match cluster.ranks.len() {
+            1 => "contiguous",
+            _ => "placed for each worker",
+        };
+        text +=
+            &format!("experts  over {ranks} GPUs, {placed}; U and `experts` are on the busiest\n");
+    }
+    if cluster.load_unit == LoadUnit::KvTokens {
+        text += "load     in tokens of KV cache\n";
+    }
+    text
 }
 
 fn values(policies: &[PolicyResult]) -> Table {

@@ -1,0 +1,89 @@
+//! Which policies with which parameters are tried.
+
+use eldr_core::decide::Policy;
+
+use super::spec;
+use crate::error::Error;
+use crate::simulate::PolicySpec;
+
+/// Policies that look at signatures and are tuned.
+pub const POLICIES: [Policy; 5] = [
+    Policy::Band,
+    Policy::Top1,
+    Policy::Hybrid,
+    Policy::Marginal,
+    Policy::BatchBand,
+];
+
+/// How many values of each parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grid {
+    /// The usual ones.
+    Full,
+    /// A few of them, for a first look.
+    Quick,
+}
+
+impl Grid {
+    /// Load caps. They reach down to 1, where a policy chooses among workers that have no more than the mean: whatever signatures
+    /// say, loads then stay as even as least loaded keeps them.
+    fn caps(self) -> &'static [&'static str] {
+        match self {
+            Grid::Full => &["1", "1.05", "1.1", "1.15", "1.25"],
+            Grid::Quick => &["1", "1.1"],
+        }
+    }
+
+    fn taus(self, policy: Policy) -> &'static [&'static str] {
+        match (policy, self) {
+            (Policy::Band | Policy::BatchBand, Grid::Full) => &["0.05", "0.1", "0.2"],
+            (Policy::Band | Policy::BatchBand, Grid::Quick) => &["0.1"],
+            (Policy::Hybrid, Grid::Full) => &["0.1", "0.2", "0.3", "0.5"],
+            (Policy::Hybrid, Grid::Quick) => &["0.3"],
+            _ => &[],
+        }
+    }
+
+    fn exponents(self, policy: Policy) -> &'static [&'static str] {
+        match (policy, self) {
+            (Policy::Hybrid | Policy::Marginal, Grid::Full) => &["1", "4"],
+            (Policy::Hybrid | Policy::Marginal, Grid::Quick) => &["4"],
+            _ => &[],
+        }
+    }
+
+    /// Every candidate of a policy.
+    ///
+    /// # Errors
+    /// Never: the values are within their ranges.
+    pub fn candidates(self, policy: Policy) -> Result<Vec<PolicySpec>, Error> {
+        let texts = with("tau", self.taus(policy), vec![policy.name().to_owned()]);
+        let texts = with("q", self.exponents(policy), texts);
+        let texts = with("cap", self.caps(), texts);
+        texts.iter().map(|text| spec(text)).collect()
+    }
+
+    /// Band as the paper has it, without a load cap.
+    ///
+    /// # Errors
+    /// Never: the values are within their ranges.
+    pub fn unbounded(self) -> Result<Vec<PolicySpec>, Error> {
+        let texts = with("tau", self.taus(Policy::Band), vec!["band".to_owned()]);
+        let texts = with("cap", &["none", "1.25"], texts);
+        texts.iter().map(|text| spec(text)).collect()
+    }
+}
+
+/// Each text with each value of a parameter; as it is where there are none.
+fn with(name: &str, values: &[&str], texts: Vec<String>) -> Vec<String> {
+    if values.is_empty() {
+        return texts;
+    }
+    let each = texts.iter();
+    each.flat_map(|text| {
+        values
+            .iter()
+            .map(move |value| format!("{text}:{name}={value}"))
+    })
+    .collect()
+}
