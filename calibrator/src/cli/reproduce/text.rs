@@ -18,7 +18,7 @@ const LIMITS: &str = "Where the model is too simple
   - The published runs refit centroids online; here they stay.
   - Prefix caching changes no decode batch here, as signatures stay exact: not run. Published, GPT-OSS task at 60
     requests/s: -16.3 % without, -16.6 % with it.
-  - Expert parallelism is not part of this engine: Qwen3-235B (published -2.7 to -4.3 %) is not run.
+  - Expert parallelism: Qwen3-235B (published -2.7 to -4.3 %) is none of the generated models, and is not run.
 ";
 
 pub(super) fn text(of: &Reproduction, command: &str) -> String {
