@@ -7,12 +7,14 @@ mod convert;
 mod envoy;
 mod explain;
 mod fit;
+mod generate;
 mod inspect;
 mod place;
 mod record;
 mod refit;
 mod remap;
 mod report;
+mod reproduce;
 mod serve;
 mod simulate;
 
@@ -58,6 +60,10 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Replays a trace on a simulated cluster and compares policies
     Simulate(Box<simulate::SimulateArgs>),
+    /// Writes a trace of generated requests at the size of a published model
+    Generate(generate::GenerateArgs),
+    /// Simulates the published figures again and says how far apart the two are
+    Reproduce(reproduce::ReproduceArgs),
     /// Says what to deploy for the traffic of a trace and what to expect, or why nothing
     Advise(Box<advise::AdviseArgs>),
     /// Lets the regions of a blob follow recent requests
@@ -116,6 +122,8 @@ pub fn run() -> ExitCode {
             Ok(()) => simulate.run(),
             Err(problem) => usage(&["simulate"], problem),
         },
+        Command::Generate(generate) => generate.run(),
+        Command::Reproduce(reproduce) => reproduce.run(),
         Command::Advise(advise) => match advise.check() {
             Ok(()) => advise.run(),
             Err(problem) => usage(&["advise"], problem),

@@ -7,6 +7,7 @@ pub mod page;
 pub mod pca;
 mod placement;
 pub mod plot;
+mod reproduction;
 pub mod theme;
 mod traffic;
 
@@ -21,6 +22,7 @@ use observe::{Observed, quantiles};
 use page::Page;
 use pca::Pca;
 use plot::{Drawn, Point, Quantiles};
+pub use reproduction::reproduction;
 
 /// Requests that the map shows at most: the principal components take the cube of their number.
 const MAP_MAX: usize = 500;
@@ -243,7 +245,7 @@ fn drawn(plot: Drawn) -> Result<String, Error> {
     plot.map_err(|error| {
         Error::new(
             format!("drawing a plot of the report failed: {error}"),
-            "check that the blob and the trace are of the same model, and report this if they are",
+            "check that blob and trace are of the same model; without a page the same is told by `eldr inspect` and `eldr reproduce`",
         )
     })
 }

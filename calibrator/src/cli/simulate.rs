@@ -3,6 +3,8 @@
 pub(super) mod options;
 pub(super) mod text;
 
+pub(super) use text::command;
+
 use std::path::PathBuf;
 
 use clap::Args;
@@ -101,6 +103,8 @@ struct Report<'a> {
     exact: bool,
     step_model: eldr_core::engine::StepModel,
     #[serde(skip_serializing_if = "Option::is_none")]
+    step_fit: Option<crate::steps::StepFit>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     assumed: Option<eldr_core::engine::StepModel>,
     regions: Option<usize>,
     tau: f32,
@@ -135,6 +139,9 @@ impl SimulateArgs {
         let mix = self.arrivals.mix();
         let blob = self.blob()?;
         let workers = self.workers(blob.as_ref())?;
+        let step_fit = self
+            .cluster
+            .step_fit(workers.len(), self.arrivals.decode_tokens)?;
         let geometry = workload.geometry;
         let cluster = self.cluster.cluster(&workers, geometry, &self.arrivals)?;
         self.cluster.check_changes(workers.len())?;
@@ -174,6 +181,7 @@ impl SimulateArgs {
             records_skipped: workload.skipped,
             exact: workload.exact,
             step_model: cluster.step,
+            step_fit,
             assumed: cluster.assumed,
             regions,
             tau: rule.tau,

@@ -184,6 +184,8 @@ fn help_texts() {
         "remap --help",
         "place --help",
         "explain --help",
+        "generate --help",
+        "reproduce --help",
         "simulate --help",
         "advise --help",
         "report --help",

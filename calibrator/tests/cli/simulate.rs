@@ -115,6 +115,8 @@ fn simulations_that_cannot_run() {
         .write("b.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,many,2\n")
         .write("c.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n1,2\n")
         .write("d.csv", "time,prompt,answer\n1,2,3\n")
+        .write("steps.csv", "batch,experts,step_ms\n1,8,many\n")
+        .write("few.csv", "batch,experts,step_ms\n1,8,3\n2,9,4\n")
         .write("empty", "");
     let told = transcript(
         &bench,
@@ -143,6 +145,10 @@ fn simulations_that_cannot_run() {
             "simulate t.jsonl --b-ms 1 --lengths b.csv",
             "simulate t.jsonl --b-ms 1 --lengths c.csv",
             "simulate t.jsonl --b-ms 1 --lengths d.csv",
+            "simulate t.jsonl --fit-steps missing",
+            "simulate t.jsonl --fit-steps d.csv",
+            "simulate t.jsonl --fit-steps steps.csv",
+            "simulate t.jsonl --fit-steps few.csv",
         ],
     );
     assert_snapshot!(told);
@@ -275,4 +281,62 @@ fn workers_may_spread_their_experts_and_verify_several_tokens() {
     let expected =
         "error: 3 ranks where 1 to 2 can share 2 experts\nhint: give --ep-ranks up to 2\n";
     assert_eq!(many.stderr, expected);
+}
+
+/// Rows of t = 3 + 0.5·U + 0.25·B, with U such that both can be told apart, or not.
+fn steps(experts: impl Fn(u32) -> u32) -> String {
+    let rows = (1..9).map(|batch| {
+        let experts = experts(batch);
+        let ms = 3.0 + 0.5 * f64::from(experts) + 0.25 * f64::from(batch);
+        format!("{batch},{experts},{ms}\n")
+    });
+    "batch,experts,step_ms\n".to_owned() + &rows.collect::<String>()
+}
+
+#[test]
+fn step_coefficients_are_fitted_to_measured_steps() {
+    let bench = bench();
+    bench.write("told.csv", steps(|batch| batch * 5 % 8 + 1));
+    bench.write("untold.csv", steps(|batch| 2 * batch));
+    let rest = "--blob b.eldr --duration 5 --seeds 1 --policies round_robin --json";
+    let ran = bench.eldr(&format!("simulate t.jsonl --fit-steps told.csv {rest}"));
+    let shown: Value = serde_json::from_str(&ran.stdout).unwrap();
+    let coefficient = |name: &str| shown["step_model"][name].as_f64().unwrap();
+    assert!((coefficient("t0_ms") - 3.0).abs() < 1e-6);
+    assert!((coefficient("b_ms") - 0.5).abs() < 1e-6);
+    assert!((coefficient("c_ms") - 0.25).abs() < 1e-6);
+    assert!(shown["step_fit"]["r2"].as_f64().unwrap() > 0.999);
+    assert!(ran.stderr.contains("R² 1.000") && !ran.stderr.contains("warning"));
+    let ran = bench.eldr(&format!("simulate t.jsonl --fit-steps untold.csv {rest}"));
+    assert!(serde_json::from_str::<Value>(&ran.stdout).is_ok());
+    let told = &ran.stderr;
+    assert!(
+        told.contains("warning: b and c are not identified"),
+        "{told}"
+    );
+}
+
+#[test]
+fn a_generated_trace_is_one_that_other_commands_read() {
+    let bench = Bench::new();
+    let generate = "generate --model gpt-oss-120b --workload language -n 3";
+    let ran = bench.eldr(&format!("{generate} -o a.jsonl"));
+    assert_snapshot!(ran.succeeded().stdout);
+    bench
+        .eldr(&format!("{generate} --skip 1 -o b.jsonl.gz"))
+        .succeeded();
+    let ran = bench
+        .eldr("simulate a.jsonl b.jsonl.gz --model gpt-oss-120b --duration 5 --seeds 1 --json");
+    let shown: Value = serde_json::from_str(&ran.succeeded().stdout).unwrap();
+    assert_eq!(shown["requests"], 6);
+    let told = transcript(
+        &bench,
+        &[
+            "generate --model gpt-oss-120b --workload language -o missing/a.jsonl",
+            "generate --model gpt-oss-120b --workload language -n 0 -o a.jsonl",
+            "generate --model gpt-5 --workload language -o a.jsonl",
+            "reproduce --seed few",
+        ],
+    );
+    assert_snapshot!(told);
 }

@@ -1,6 +1,6 @@
 //! What serves, and what is asked for.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +9,10 @@ use eldr_core::engine::{Ranks, Speculation, StepModel};
 use eldr_core::signature::Geometry;
 
 use crate::error::Error;
+use crate::generate::Shape;
 use crate::simulate::mix::Point;
 use crate::simulate::{Change, Cluster, Lengths, LoadUnit, Mix, Plan, Times, placement};
+use crate::steps::{self, StepFit};
 
 /// Workers of a pool, and gateways.
 const WORKERS_MAX: i64 = 4096;
@@ -52,6 +54,10 @@ pub(in crate::cli) struct ClusterOptions {
     /// Model whose step coefficients are taken
     #[arg(long, value_enum, default_value_t = Model::Qwen3_30bA3b)]
     model: Model,
+    /// Fit the step coefficients to a CSV: measured steps (batch,experts,step_ms, and kv_tokens if counted) or times per
+    /// token of load balancers (rate_rps,tpot_p50_ms, with model and policy if there are several)
+    #[arg(long, value_name = "CSV")]
+    fit_steps: Option<PathBuf>,
     /// Cost of a decode step whatever its batch, ms [default: the model's]
     #[arg(long, value_name = "MS", value_parser = not_negative)]
     t0_ms: Option<f64>,
@@ -106,7 +112,7 @@ pub(in crate::cli) struct ArrivalOptions {
     pub(in crate::cli) lengths: Option<PathBuf>,
     /// Tokens that every request decodes, in place of other lengths
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    decode_tokens: Option<u32>,
+    pub(super) decode_tokens: Option<u32>,
     /// What comes when: labels, all, or traces by number, as multiples of the rate, from a time on or
     /// little by little between two: 0:@1,60:@2 or 0:all,40:all+maths=2,50:all or 0:chat,30~90:code
     #[arg(long, value_delimiter = ',', value_name = "SECONDS:KINDS,…")]
@@ -144,6 +150,16 @@ enum Model {
 const EXPERTS: usize = 128;
 
 impl Model {
+    /// As published, with experts per token.
+    fn facts(self) -> (&'static str, usize) {
+        let shape = match self {
+            Model::Qwen3_30bA3b => Shape::QWEN3_30B_A3B,
+            Model::GptOss120b => Shape::GPT_OSS_120B,
+            Model::Gemma4_26bA4b => Shape::GEMMA_4_26B_A4B,
+        };
+        (shape.name, shape.top_k)
+    }
+
     fn step(self) -> StepModel {
         match self {
             Model::Qwen3_30bA3b => StepModel::QWEN3_30B_A3B,
@@ -204,6 +220,27 @@ fn positive(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "a number from 0.001 to 1000000 was expected".into())
 }
 
+/// How good a fit is, on stderr.
+fn note_on_steps(fit: &StepFit, path: &Path) {
+    let step = fit.step;
+    eprintln!(
+        "note: fitted to {} rows of {}: t0 {:.3} ms, b {:.4}, c {:.4}, kv {:.4}; R² {:.3}",
+        fit.samples,
+        path.display(),
+        step.t0_ms,
+        step.b_ms,
+        step.c_ms,
+        step.kv_ms_per_1k,
+        fit.r2
+    );
+    if !fit.is_identified() {
+        eprintln!(
+            "warning: b and c are not identified: experts and batch size correlate by {:.3} over these rows, so that any share of b fits them\nhint: measure batches of like requests beside mixed ones of the same size, or try several --b-ms",
+            fit.correlation
+        );
+    }
+}
+
 impl ClusterOptions {
     /// Decode workers where no blob names them.
     pub(in crate::cli) fn decode_workers(&self) -> usize {
@@ -239,9 +276,29 @@ impl ClusterOptions {
         }
     }
 
+    /// The fit to `--fit-steps`, where that is given.
+    pub(super) fn step_fit(
+        &self,
+        workers: usize,
+        decode_tokens: Option<u32>,
+    ) -> Result<Option<StepFit>, Error> {
+        let Some(path) = &self.fit_steps else {
+            return Ok(None);
+        };
+        let (model, top_k) = self.model.facts();
+        let setting = steps::Setting {
+            model,
+            workers,
+            decode_tokens: decode_tokens.unwrap_or(512),
+            experts: EXPERTS,
+            top_k,
+        };
+        steps::fit(&steps::read(path, setting)?).map(Some)
+    }
+
     /// A replay of a smaller model under the coefficients of a large one needs a word.
     pub(in crate::cli) fn note_on_experts(&self, experts: usize) {
-        if self.b_ms.is_none() && experts != EXPERTS {
+        if self.b_ms.is_none() && self.fit_steps.is_none() && experts != EXPERTS {
             eprintln!(
                 "note: step coefficients are for {EXPERTS} experts per layer, the trace has {experts}; with --b-ms {:.3} the same share of experts costs the same",
                 self.model.step().b_ms * EXPERTS as f64 / experts as f64
@@ -259,14 +316,18 @@ impl ClusterOptions {
     }
 
     /// # Errors
-    /// The placement is none of these workers or of this model.
+    /// The step times cannot be fitted to; the placement is none of these workers or of this model.
     pub(in crate::cli) fn cluster(
         &self,
         workers: &[String],
         geometry: Geometry,
         arrivals: &ArrivalOptions,
     ) -> Result<Cluster, Error> {
-        let model = self.model.step();
+        let fit = self.step_fit(workers.len(), arrivals.decode_tokens)?;
+        if let (Some(fit), Some(path)) = (&fit, &self.fit_steps) {
+            note_on_steps(fit, path);
+        }
+        let model = fit.map_or(self.model.step(), |fit| fit.step);
         let step = StepModel {
             t0_ms: self.t0_ms.unwrap_or(model.t0_ms),
             b_ms: self.b_ms.unwrap_or(model.b_ms),

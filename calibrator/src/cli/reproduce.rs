@@ -1,0 +1,77 @@
+//! `eldr reproduce`.
+
+mod text;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::reproduce::{Options, Reproduction, reproduce, work};
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  eldr reproduce --quick
+  eldr reproduce --html reproduction.html
+
+Generates requests of three models and two workloads with the gate statistics that the ELDR
+paper (arXiv 2607.00466) publishes, serves them in the simulator at the published rates by every
+policy, and prints simulated beside published figures.
+
+What a signature gains on a model is predicted from the two other models. Known of the model
+itself are its size and its times under load balancers. Those times cannot tell what an expert
+costs from what a request costs; the part that is the expert's is what the other two models are
+asked for. The constant guess is the mean of all published changes, which knows what it guesses.
+
+Exit code 0 says that it ran, not that the prediction is good.")]
+pub(super) struct ReproduceArgs {
+    /// A first look in a minute: fewer requests, two rates, no ablations
+    #[arg(long)]
+    quick: bool,
+    /// Seed of requests, regions and arrivals
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Write the results as a page with plots, too
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    command: &'a str,
+    #[serde(flatten)]
+    reproduction: &'a Reproduction,
+}
+
+impl ReproduceArgs {
+    pub(super) fn run(&self) -> Result<String, Error> {
+        let options = match self.quick {
+            true => Options::quick(self.seed),
+            false => Options::full(self.seed),
+        };
+        let bar = super::working(work(&options));
+        let done = reproduce(&options, |piece| {
+            bar.set_message(piece.to_owned());
+            bar.inc(1);
+        });
+        bar.finish_and_clear();
+        let reproduction = &done?;
+        let command = &super::simulate::command(std::env::args_os());
+        if let Some(path) = &self.html {
+            let page = crate::report::reproduction(reproduction, command)?;
+            super::write(path, "the page", page.as_bytes())?;
+        }
+        Ok(if self.json {
+            super::to_json(&Report {
+                command,
+                reproduction,
+            })
+        } else {
+            text::text(reproduction, command)
+        })
+    }
+}
