@@ -64,7 +64,7 @@ enum Command {
     Generate(generate::GenerateArgs),
     /// Simulates the published figures again and says how far apart the two are
     Reproduce(reproduce::ReproduceArgs),
-    /// Says which policy to deploy for the traffic of a trace, what it will gain, or to deploy none
+    /// Says what to deploy for the traffic of a trace and what to expect, or why nothing
     Advise(Box<advise::AdviseArgs>),
     /// Lets the regions of a blob follow recent requests
     Refit(refit::RefitArgs),

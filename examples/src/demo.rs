@@ -22,11 +22,13 @@ pub use stack::{MODEL, Stack, Tools};
 pub use workload::{WORKLOADS, Workload};
 
 /// What is compared, the baseline first.
-pub const POLICIES: [Policy; 4] = [
+pub const POLICIES: [Policy; 6] = [
     Policy::RoundRobin,
     Policy::LeastLoaded,
     Policy::P2c,
     Policy::Band,
+    Policy::Marginal,
+    Policy::Hybrid,
 ];
 
 /// A request that takes longer has failed; the longest takes about two seconds.

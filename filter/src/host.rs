@@ -14,6 +14,7 @@ mod fetch;
 mod held;
 mod metrics;
 mod post;
+mod question;
 mod relay;
 mod root;
 mod scrape;

@@ -103,19 +103,25 @@ impl Default for Expected {
 }
 
 impl Expected {
-    /// Tokens of a request of this model, from 1 on; from what is known of it others are judged by.
-    pub fn arrives(&mut self, model: &str, known: Known) -> u32 {
-        let of = self.of(model);
-        if let Some(prompt) = known.prompt {
-            of.prompt.learn(bounded(prompt));
-        }
+    /// Tokens that a request of this model will have, from 1 on.
+    pub fn expects(&self, model: &str, known: Known) -> u32 {
+        let default = OfModel::default();
+        let of = self.models.get(model).unwrap_or(&default);
         let prompt = known.prompt.map_or(of.prompt.value, bounded);
         let output = known.limit.map_or(f64::INFINITY, bounded);
         let sequences = f64::from(known.sequences);
         let tokens = prompt + sequences * output.min(of.output.value);
-        let tokens = tokens.clamp(1.0, MAX_TOKENS.into());
-        self.request.learn(tokens);
-        tokens.round() as u32
+        tokens.clamp(1.0, MAX_TOKENS.into()).round() as u32
+    }
+
+    /// The same of one that is being sent; from what is known of it others are judged by.
+    pub fn arrives(&mut self, model: &str, known: Known) -> u32 {
+        let tokens = self.expects(model, known);
+        if let Some(prompt) = known.prompt {
+            self.of(model).prompt.learn(bounded(prompt));
+        }
+        self.request.learn(tokens.into());
+        tokens
     }
 
     /// An answer of this model has come to its end, with so many tokens in all its sequences.

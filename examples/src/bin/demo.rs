@@ -16,16 +16,16 @@ const PREFILL_WORKERS: usize = 2;
 /// Requests per second and decode worker that make batches of about ten.
 const RATE_PER_WORKER: f64 = 8.5;
 
-/// Sends streaming requests through a real Envoy with the compiled filter, under four policies, and
+/// Sends streaming requests through a real Envoy with the compiled filter, under six policies, and
 /// compares them.
 ///
 /// Prefill and decode workers are mocks that replay the expert choices of a small real MoE and take as
-/// long per step as Qwen3-30B-A3B is assumed to. Whatever is missing is set up first. Takes under four
+/// long per step as Qwen3-30B-A3B is assumed to. Whatever is missing is set up first. Takes about five
 /// minutes after that. Exits with 1 if any request failed.
 #[derive(Parser)]
 #[command(name = "demo", bin_name = "cargo demo --")]
 struct Args {
-    /// Measure for a shorter time: under 90 seconds in all.
+    /// Measure for a shorter time: about two minutes in all.
     #[arg(long)]
     quick: bool,
     /// Also write the figures to this file.

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets};
 use eldr_core::signature::{Encoding, Geometry};
+use eldr_core::{Policy, Reason};
 use eldr_examples::envoy::Envoy;
 use eldr_examples::gateway::{Gateway, LISTENER, decode_cluster};
 use eldr_examples::instant::{self, Instant};
@@ -27,7 +28,7 @@ use tokio::net::TcpStream;
 /// The model's MoE layers and experts: Qwen3-30B-A3B.
 const GEOMETRY: (usize, usize) = (48, 128);
 /// Every stage in the order it is passed, and whether it is part of the decision.
-const STAGES: [(&str, bool); 22] = [
+const STAGES: [(&str, bool); 24] = [
     ("request_headers", false),
     ("request_body", false),
     ("prefill_body", false),
@@ -39,11 +40,13 @@ const STAGES: [(&str, bool); 22] = [
     ("read_answer", false),
     ("refresh", false),
     ("clock", false),
+    ("hold", true),
     ("workers", true),
     ("decode", true),
     ("compare", true),
     ("decide", true),
     ("in_flight", false),
+    ("join", false),
     ("metrics", false),
     ("note", false),
     ("set_body", false),
@@ -74,6 +77,7 @@ struct Args {
 /// One column of the table.
 struct Case {
     name: &'static str,
+    policy: Policy,
     /// Every how many layers are in the blob.
     selects: usize,
     /// Every how many are in the signature.
@@ -82,17 +86,21 @@ struct Case {
     regions: usize,
 }
 
-const CASES: [Case; 6] = [
-    case("48 layers, K=16", 1, 1, Encoding::U16, 16),
-    case("varint", 1, 1, Encoding::Varint, 16),
-    case("12 of 48", 4, 1, Encoding::U16, 16),
-    case("12 sent", 4, 4, Encoding::U16, 16),
-    case("48 layers, K=128", 1, 1, Encoding::U16, 128),
-    case("12 sent, K=128", 4, 4, Encoding::U16, 128),
+const CASES: [Case; 9] = [
+    case("48 layers, K=16", Policy::Band, 1, 1, Encoding::U16, 16),
+    case("varint", Policy::Band, 1, 1, Encoding::Varint, 16),
+    case("12 of 48", Policy::Band, 4, 1, Encoding::U16, 16),
+    case("12 sent", Policy::Band, 4, 4, Encoding::U16, 16),
+    case("48 layers, K=128", Policy::Band, 1, 1, Encoding::U16, 128),
+    case("12 sent, K=128", Policy::Band, 4, 4, Encoding::U16, 128),
+    case("marginal, 48", Policy::Marginal, 1, 1, Encoding::U16, 16),
+    case("hybrid, 48", Policy::Hybrid, 1, 1, Encoding::U16, 16),
+    case("hybrid, 12 of 48", Policy::Hybrid, 4, 1, Encoding::U16, 16),
 ];
 
 const fn case(
     name: &'static str,
+    policy: Policy,
     selects: usize,
     sends: usize,
     encoding: Encoding,
@@ -100,6 +108,7 @@ const fn case(
 ) -> Case {
     Case {
         name,
+        policy,
         selects,
         sends,
         encoding,
@@ -163,7 +172,8 @@ async fn measure(
     let signature = instant::signature(geometry, every(case.sends), case.encoding)?;
     let engine = Instant::start(Some(&signature)).await?;
     let names: Vec<_> = (0..case.regions).map(decode_cluster).collect();
-    let models = json!([{"model": "*", "blob": {"inline": STANDARD.encode(blob.to_bytes()?)}}]);
+    let inline = STANDARD.encode(blob.to_bytes()?);
+    let models = json!([{"model": "*", "policy": case.policy, "blob": {"inline": inline}}]);
     let gateway = Gateway {
         listen: ([127, 0, 0, 1], 0).into(),
         module: module.to_owned(),
@@ -197,11 +207,11 @@ async fn measure(
         bar.inc(1);
     }
     connection.abort();
-    stages(&envoy, requests).await
+    stages(&envoy, case.policy, requests).await
 }
 
 /// Trimean of each stage, nanoseconds.
-async fn stages(envoy: &Envoy, requests: u64) -> anyhow::Result<Stages> {
+async fn stages(envoy: &Envoy, policy: Policy, requests: u64) -> anyhow::Result<Stages> {
     // A query shows what the one before it merged.
     for _ in 0..2 {
         envoy.stats("eldr").await?;
@@ -218,7 +228,12 @@ async fn stages(envoy: &Envoy, requests: u64) -> anyhow::Result<Stages> {
             stages.insert(stage.to_owned(), *value);
         }
     }
-    let routed = envoy.stat("wasmcustom.eldr.reason.in_band").await?;
+    let reason = match policy.measure() {
+        Some(_) => Reason::Marginal.name(),
+        None => Reason::InBand.name(),
+    };
+    let counter = format!("wasmcustom.eldr.reason.{reason}");
+    let routed = envoy.stat(&counter).await?;
     ensure!(
         routed == requests,
         "{routed} of {requests} requests were routed by their signature"

@@ -181,8 +181,9 @@ impl Report {
             }
         }
         for row in self.results.iter().filter(|row| row.policy.looks()) {
+            let looked = [Reason::InBand, Reason::Marginal].map(Reason::name);
             let blind = |(reason, &count): (&String, &u64)| {
-                (reason != Reason::InBand.name()).then(|| format!("{count} {reason}"))
+                (!looked.contains(&reason.as_str())).then(|| format!("{count} {reason}"))
             };
             let blind: Vec<_> = row.reasons.iter().filter_map(blind).collect();
             if !blind.is_empty() {

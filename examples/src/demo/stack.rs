@@ -65,6 +65,7 @@ impl Stack {
             decode_workers: settings.workers,
             ..MockConfig::default()
         };
+        let step = config.step;
         let engine = MockEngine::start(config, Arc::clone(&workload.catalog)).await?;
         let decode = engine.decode();
         let clusters: Vec<String> = (0..decode.len()).map(decode_cluster).collect();
@@ -73,7 +74,15 @@ impl Stack {
             module: tools.module.clone(),
             vm_id: "eldr-demo".into(),
             filter: json!({
-                "models": [{"model": "*", "blob": {"inline": workload.blob}, "policy": policy}],
+                "models": [{
+                    "model": "*",
+                    "blob": {"inline": workload.blob},
+                    "policy": policy,
+                    "step_t0_ms": step.t0_ms,
+                    "step_b_ms": step.b_ms,
+                    "step_c_ms": step.c_ms,
+                    "step_kv_ms_per_1k": step.kv_ms_per_1k,
+                }],
                 "decode_clusters": clusters,
                 "prefill_clusters": ["prefill"],
                 "debug_headers": debug_headers,

@@ -3,12 +3,13 @@
 use std::cell::RefCell;
 use std::fmt::Write as _;
 
-use eldr_core::decide::{Decision, Draw, Policy, Reason, Worker, WorkerIndex};
+use eldr_core::decide::{Decision, Draw, Policy, Worker};
 use eldr_core::rollout::Rollout;
-use eldr_core::route::{Prompt, Step, see};
+use eldr_core::route::Prompt;
 use proxy_wasm::hostcalls;
 use proxy_wasm::types::LogLevel;
 
+use super::question::{Clue, Question};
 use super::stages;
 use super::vm::{self, Vm};
 use super::{EnvoyShared, log, now_ms, now_ns};
@@ -16,92 +17,8 @@ use crate::destination::Destination;
 use crate::health::{Sent, Verdict};
 use crate::load::Flight;
 use crate::metrics;
-use crate::plugin::{Course, ModelIndex, Plugin};
-use crate::ring::Kept;
-use crate::running::{Key, Seat};
+use crate::plugin::{ModelIndex, Plugin};
 use crate::tokens::Known;
-
-/// What there is to decide by.
-#[derive(Clone, Copy)]
-pub(super) enum Clue<'a> {
-    /// A signature header, if there is one.
-    Header(Option<&'a [u8]>),
-    /// What was kept of an earlier answer.
-    Kept(&'a Kept),
-}
-
-impl<'a> Clue<'a> {
-    /// What was kept, which may be a signature.
-    pub(super) fn of(kept: &'a Kept) -> Self {
-        let signature = kept.signature();
-        signature.map_or(Self::Kept(kept), |signature| Self::Header(Some(signature)))
-    }
-
-    fn header(self) -> Option<&'a [u8]> {
-        match self {
-            Self::Header(header) => header,
-            Self::Kept(_) => None,
-        }
-    }
-
-    /// The running batches that it is held against, where the model's policies look at any.
-    fn hold(self, plugin: &Plugin, model: Option<ModelIndex>, now: u64, vm: &mut Vm) -> Held {
-        match self {
-            Self::Header(header) => vm.hold(plugin, model, header, now),
-            Self::Kept(Kept { found, .. }) => {
-                let reason = found.as_ref().err();
-                reason.and_then(|reason| plugin.measure(model).map(|_| Err(*reason)))
-            }
-        }
-    }
-}
-
-/// The running batches of a request, or why there are none; `None` where nobody looks at them.
-type Held = Option<Result<Key, Reason>>;
-
-/// A request that is to be decided.
-struct Question<'a> {
-    plugin: &'a Plugin,
-    clue: Clue<'a>,
-    prompt: Prompt<'a>,
-    held: Held,
-}
-
-impl Question<'_> {
-    fn decide(&self, course: Course, workers: &[Worker], draw: Draw, vm: &mut Vm) -> Decision {
-        let (plugin, scratch) = (self.plugin, &mut vm.scratch);
-        if let Some(held) = self.held {
-            let batches = held.and_then(|key| vm.running.batches(key).ok_or(Reason::Blind));
-            return plugin.decide_running(course, self.prompt, batches, workers, draw, scratch);
-        }
-        let kept = match self.clue {
-            Clue::Kept(kept) => plugin.decide_by(course, kept, workers, draw),
-            Clue::Header(_) => None,
-        };
-        let done = |step| match step {
-            Step::Decode => stages::end("decode"),
-            Step::Compare => stages::end("compare"),
-        };
-        let header = self.prompt.header;
-        kept.unwrap_or_else(|| plugin.decide(course, header, workers, draw, scratch, done))
-    }
-
-    /// Requests of known experts that ran on the chosen worker before.
-    fn known(&self, worker: WorkerIndex, vm: &Vm) -> Option<u32> {
-        let batches = vm.running.batches(self.held?.ok()?)?;
-        Some(batches.workers().get(worker.0)?.known())
-    }
-
-    /// Has the request join the batch of the chosen worker, whatever chose it.
-    fn join(&self, worker: WorkerIndex, vm: &mut Vm) -> Option<Seat> {
-        let key = self.held?.ok()?;
-        if vm.scratch.request().is_none() {
-            see(self.prompt, vm.running.batches(key)?, &mut vm.scratch).ok()?;
-        }
-        let footprint = vm.scratch.request()?.footprint();
-        vm.running.join(key, worker, footprint)
-    }
-}
 
 /// Chooses a cluster as [`choose`] would now, and leaves no trace.
 pub(super) fn suggest(
@@ -162,20 +79,21 @@ pub(super) fn choose(
         stages::end("clock");
         let started = now_ns();
         let course = plugin.course(model, request_id, now);
-        let kv_tokens = match config.counts_tokens() {
-            true => vm.expected.arrives(plugin.name(model), tokens),
-            false => 0,
-        };
+        let counts = config.counts_tokens();
         let question = Question {
             plugin,
             clue,
             prompt: Prompt {
                 header: clue.header(),
                 tokens: tokens.prompt,
-                kv_tokens,
+                kv_tokens: match counts {
+                    true => vm.expected.expects(plugin.name(model), tokens),
+                    false => 0,
+                },
             },
             held: clue.hold(plugin, model, now, vm),
         };
+        stages::end("hold");
         let decide = |vm: &mut Vm| {
             let workers = vm.workers(plugin, plugin.load_unit(model), now);
             stages::end("workers");
@@ -199,9 +117,12 @@ pub(super) fn choose(
         let shadow = (plugin.rollout(model) == Some(Rollout::Shadow))
             .then(|| question.decide(model.into(), &workers, draw, vm));
         let cluster = plugin.decode_cluster(decision.target);
-        let mut flight = vm
-            .loads
-            .start(&EnvoyShared, cluster, kv_tokens, now, timing);
+        // After the decision: what others have is judged by those that were sent before.
+        let tokens = match counts {
+            true => vm.expected.arrives(plugin.name(model), tokens),
+            false => 0,
+        };
+        let mut flight = vm.loads.start(&EnvoyShared, cluster, tokens, now, timing);
         stages::end("in_flight");
         let known = question.known(decision.target, vm);
         flight.sit(question.join(decision.target, vm));

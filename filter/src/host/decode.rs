@@ -3,7 +3,8 @@
 use proxy_wasm::hostcalls;
 use proxy_wasm::types::{BufferType, MapType, Status};
 
-use super::decision::{self, Clue};
+use super::decision;
+use super::question::Clue;
 use super::stages;
 use super::stream::set_property;
 use super::vm::{self, Waiting};

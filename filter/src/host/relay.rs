@@ -3,7 +3,8 @@
 use proxy_wasm::hostcalls;
 use proxy_wasm::types::{Action, BufferType, MapType};
 
-use super::decision::{self, Clue};
+use super::decision;
+use super::question::Clue;
 use super::vm::{self, Waiting};
 use super::{EnvoyShared, headers, now_ms, remove_header, set_header};
 use super::{decode, post, stream};

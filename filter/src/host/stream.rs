@@ -9,10 +9,10 @@ use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::{Action, BufferType, LogLevel, MapType};
 
 use super::calls::Errand;
-use super::decision::Clue;
 use super::decode::{record, route};
 use super::held::{self, HeldAnswer};
 use super::post;
+use super::question::Clue;
 use super::relay::{self, PrefillLeg};
 use super::stages;
 use super::vm::{self, SharedPlugin, SharedRequest, Starving, Waiting};

@@ -258,6 +258,42 @@ async fn hybrid_chooses_by_batch_within_its_band_and_below_the_cap() {
     assert!(loads.iter().all(|&load| load >= 3), "{loads:?}");
 }
 
+#[tokio::test]
+async fn requests_that_another_policy_placed_are_in_the_batches_too() {
+    for rollout in [
+        json!({ "kind": "shadow", "control": "least_loaded" }),
+        json!({ "kind": "percentage", "percent": 0, "control": "least_loaded" }),
+    ] {
+        let models = json!([{ "model": "*", "policy": "marginal", "rollout": rollout }]);
+        let mut gateway = Gateway::start(Options::filter(json!({ "models": models }))).await;
+        let mut held = Vec::new();
+        for (worker, expert) in [2, 0, 1].into_iter().enumerate() {
+            let connection = gateway.connect().await;
+            let request = hold(&mut gateway, connection, expert).await;
+            let expected = format!("decode-{worker};reason=blind;known=0;policy=least_loaded");
+            assert!(
+                request.decision.starts_with(&expected),
+                "{}",
+                request.decision
+            );
+            held.push(request);
+        }
+        expect_known(&gateway, [1, 1, 1]).await;
+        if rollout["kind"] == "shadow" {
+            let mut connection = gateway.connect().await;
+            for (worker, expert) in [(2, 1), (0, 2), (1, 0)] {
+                let decision = probe(&gateway, &mut connection, expert).await;
+                let expected = format!(";shadow=decode-{worker};shadow_reason=marginal");
+                assert!(decision.ends_with(&expected), "{decision}, not {expected}");
+            }
+        }
+        for request in held {
+            request.leave().await;
+        }
+        expect_known(&gateway, [0, 0, 0]).await;
+    }
+}
+
 /// Deterministic policies with their parameters; each is a model of its own in one configuration.
 fn rules() -> Vec<(&'static str, bool, Rule)> {
     let rule = |policy, max_load_factor| Rule {
