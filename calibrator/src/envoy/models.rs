@@ -1,11 +1,13 @@
 //! The models of a topology, and their blobs.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use eldr_core::blob::Blob;
 use eldr_core::decide::Policy;
+use eldr_core::marginal::MAX_EXPONENT;
 use serde_json::{Value, json};
 use toml::de::DeValue;
 
@@ -13,6 +15,14 @@ use super::table::{Entries, Mistakes, show, to_json};
 use super::topology::{BlobSource, Model, Worker};
 use super::workers::split_address;
 use crate::blob_file;
+
+/// What a decode step takes, ms, for policies that look at running batches: t0, then for each expert, request and thousand tokens of KV cache.
+const STEP: [(&str, RangeInclusive<f64>); 4] = [
+    ("step_t0_ms", 0.0..=10_000.0),
+    ("step_b_ms", 1e-6..=1_000.0),
+    ("step_c_ms", 0.0..=1_000.0),
+    ("step_kv_ms_per_1k", 0.0..=1_000.0),
+];
 
 pub(super) fn models(
     root: &mut Entries<'_, '_>,
@@ -38,8 +48,7 @@ pub(super) fn models(
         let name = entries
             .text(told, "name")
             .map_or_else(|| "*".into(), |(_, name)| name);
-        let policies = Policy::without_batches().map(|policy| (policy.name(), policy.name()));
-        let policies: Vec<_> = policies.collect();
+        let policies = Policy::ALL.map(|policy| (policy.name(), policy.name()));
         let policy = entries
             .choice(told, "policy", &policies)
             .unwrap_or_default();
@@ -53,6 +62,14 @@ pub(super) fn models(
             fields["max_load_factor"] = json!("none");
         } else if let Some(factor) = entries.number(told, "max_load_factor", 1.0..=100.0) {
             fields["max_load_factor"] = json!(factor);
+        }
+        for (key, range) in STEP {
+            if let Some(ms) = entries.number(told, key, range) {
+                fields[key] = json!(ms);
+            }
+        }
+        if let Some(exponent) = entries.whole(told, "step_exponent", 1..=MAX_EXPONENT.into()) {
+            fields["step_exponent"] = json!(exponent);
         }
         if let Some((at, rollout)) = entries.get("rollout") {
             match to_json(rollout).filter(Value::is_object) {

@@ -37,6 +37,15 @@ policy = "top1"
 tau = 0.05
 max_load_factor = "none"
 blob = "regions.eldr"
+[[model]]
+name = "batches"
+policy = "hybrid"
+tau = 0.5
+step_t0_ms = 5.84
+step_b_ms = 0.288
+step_c_ms = 0.026
+step_kv_ms_per_1k = 0
+step_exponent = 1
 [limits]
 body_bytes = 1048576
 header_kb = 128
