@@ -68,7 +68,7 @@ pub(super) fn models(
                 fields[key] = json!(ms);
             }
         }
-        if let Some(exponent) = entries.whole(told, "step_exponent", 1..=MAX_EXPONENT.into()) {
+        if let Some(exponent) = entries.whole(told, "step_exponent", 1..=MAX_EXPONENT) {
             fields["step_exponent"] = json!(exponent);
         }
         if let Some((at, rollout)) = entries.get("rollout") {
