@@ -1,28 +1,51 @@
 //! Why a request would be sent where: the gateway's own decision, and all that it rests on.
 
+mod text;
+
 use std::collections::BTreeMap;
 
-use comfy_table::{CellAlignment, Table};
+use eldr_core::batch::{Batches, Footprint, Measure, Request};
 use eldr_core::blob::Blob;
-use eldr_core::decide::{Decision, Draw, Policy, Reason, Rule, Worker};
-use eldr_core::route::{Map, Scratch, route};
+use eldr_core::decide::{Decision, Draw, Policy, Reason, Rule, Worker, WorkerIndex};
+use eldr_core::route::{Fleet, Map, Prompt, Scratch, route, route_running, see};
 use eldr_core::signature::Signature;
 use serde::Serialize;
 
 use crate::error::Error;
 use crate::regions;
-use crate::table::table;
 
 /// The moment at which a request is decided.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Situation {
-    /// Load by decode cluster, in any unit that all share, over the cluster's weight; 0 for those not named.
+    /// Load by decode cluster, in any unit that all share, over the cluster's weight; of those not named, the requests that run there.
     /// Clusters that the blob does not name serve no region.
     pub loads: BTreeMap<String, f64>,
+    /// The requests that run on each decode cluster, for policies that look at them.
+    pub running: BTreeMap<String, Vec<Asked>>,
     /// Decode clusters that are taken out or drain.
     pub out: Vec<String>,
     /// Decisions before this one, for round robin, and random bits, for `p2c` and `random`.
     pub draw: u64,
+}
+
+/// What prefill said of a request.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Asked {
+    /// Its signature header, where it has one.
+    pub header: Option<String>,
+    /// Tokens of its prompt, for signatures that do not say.
+    pub prompt_tokens: Option<u64>,
+}
+
+impl Asked {
+    fn prompt(&self) -> Prompt<'_> {
+        let tokens = self.prompt_tokens;
+        Prompt {
+            header: self.header.as_deref().map(str::as_bytes),
+            tokens,
+            kv_tokens: tokens.unwrap_or_default().try_into().unwrap_or(u32::MAX),
+        }
+    }
 }
 
 /// A decision and what it rests on.
@@ -80,11 +103,26 @@ pub struct Candidate {
     pub out: bool,
     /// Whether its load is above the cap.
     pub capped: bool,
+    /// What its running batch says, for policies that look at it.
+    pub batch: Option<Standing>,
     /// Whether it was chosen.
     pub chosen: bool,
 }
 
-/// Decides a request with the signature header `header`, or with none, as the gateway does.
+/// A running batch as the decision saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Standing {
+    /// Requests in it.
+    pub requests: u32,
+    /// Distinct experts per layer that the request is expected to add to its steps; of `marginal` and `hybrid`.
+    pub extra_experts: Option<f64>,
+    /// By how much the objective would grow, ms to its exponent; of `marginal` and `hybrid`.
+    pub growth: Option<f64>,
+    /// Cosine of the request to its mean request; of `batch_band`, where it has requests.
+    pub cosine: Option<f32>,
+}
+
+/// Decides a request as the gateway does.
 ///
 /// Clusters are taken in the order in which the blob names them, others after them by name; the order matters
 /// for equal loads of equally similar regions and for policies that do not look.
@@ -93,13 +131,13 @@ pub struct Candidate {
 /// A cluster that is out is nowhere; the blob compares what no header carries.
 pub fn explain(
     blob: &Blob,
-    header: Option<&[u8]>,
+    asked: &Asked,
     rule: &Rule,
     situation: &Situation,
 ) -> Result<Explanation, Error> {
     let mut names = regions::workers(&blob.regions);
     let served = names.len();
-    for name in situation.loads.keys() {
+    for name in situation.loads.keys().chain(situation.running.keys()) {
         if !names.contains(name) {
             names.push(name.clone());
         }
@@ -113,7 +151,7 @@ pub fn explain(
     let workers: Vec<Worker> = names
         .iter()
         .map(|name| Worker {
-            load: situation.loads.get(name).copied().unwrap_or(0.0),
+            load: situation.load(name),
             available: !situation.out.contains(name),
         })
         .collect();
@@ -123,20 +161,39 @@ pub fn explain(
         entropy: situation.draw,
     };
     let mut scratch = Scratch::default();
-    let decision = route(
-        rule,
-        Some(&map),
-        header,
-        &workers,
-        draw,
-        &mut scratch,
-        |_| {},
-    );
-    let similarities =
-        header.and_then(|header| map.similarities(header, &mut scratch, |_| {}).ok());
+    let prompt = asked.prompt();
+    let batches = situation.batches(rule, &map, &names, &mut scratch);
+    let decision = match &batches {
+        Some(batches) => {
+            let fleet = Fleet {
+                workers: &workers,
+                batches,
+            };
+            route_running(rule, Some(&map), prompt, fleet, draw, &mut scratch)
+        }
+        None => {
+            let header = prompt.header;
+            route(
+                rule,
+                Some(&map),
+                header,
+                &workers,
+                draw,
+                &mut scratch,
+                |_| (),
+            )
+        }
+    };
+    let request = scratch.request().cloned();
+    let similarities = prompt
+        .header
+        .and_then(|header| map.similarities(header, &mut scratch, |_| {}).ok());
     let bounds = similarities
-        .filter(|_| rule.policy.looks())
+        .filter(|_| rule.policy.looks() && (batches.is_none() || request.is_some()))
         .and_then(|similarities| map.bounds(rule, similarities, &workers));
+    let threshold = bounds
+        .filter(|_| rule.policy.compares_regions())
+        .map(|bounds| bounds.threshold);
     let candidate = |name: &String| {
         let index = names.iter().position(|known| known == name);
         let worker = index.and_then(|index| workers.get(index));
@@ -147,6 +204,9 @@ pub fn explain(
             capped: bounds
                 .zip(worker)
                 .is_some_and(|(bounds, worker)| worker.load > bounds.load),
+            batch: index.and_then(|index| {
+                Some(standing(rule, batches.as_ref()?, index, request.as_ref()?))
+            }),
             chosen: index == Some(decision.target.0),
         }
     };
@@ -155,9 +215,9 @@ pub fn explain(
         let similarity = similarities.and_then(|similarities| similarities.get(region).copied());
         Region {
             similarity,
-            in_band: bounds
+            in_band: threshold
                 .zip(similarity)
-                .is_some_and(|(bounds, similarity)| similarity >= bounds.threshold),
+                .is_some_and(|(threshold, similarity)| similarity >= threshold),
             workers: clusters.iter().map(candidate).collect(),
         }
     });
@@ -165,17 +225,21 @@ pub fn explain(
     let widened = decision
         .region
         .and_then(|region| regions.get(region.0))
-        .is_some_and(|region| !region.in_band);
+        .is_some_and(|region| !region.in_band && rule.policy.compares_regions());
     let worker = names.get(decision.target.0).cloned().unwrap_or_default();
     Ok(Explanation {
         policy: rule.policy.name(),
         tau: rule.tau,
         max_load_factor: rule.max_load_factor,
-        threshold: bounds.map(|bounds| bounds.threshold),
+        threshold,
         load_limit: bounds
             .map(|bounds| bounds.load)
             .filter(|load| load.is_finite()),
-        problem: problem(header, blob),
+        problem: problem(prompt.header, blob).or_else(|| {
+            // What is left to be wrong with a header that can be read.
+            let unseen = prompt.header.is_some() && batches.is_some() && request.is_none();
+            unseen.then(|| "nothing says how many tokens the prompt has".into())
+        }),
         why: why(rule, &decision, &worker, widened),
         spare: names[served..].iter().map(candidate).collect(),
         regions,
@@ -185,6 +249,51 @@ pub fn explain(
         band: decision.band,
         widened,
     })
+}
+
+impl Situation {
+    fn load(&self, name: &str) -> f64 {
+        let running = || {
+            self.running
+                .get(name)
+                .map_or(0.0, |those| those.len() as f64)
+        };
+        self.loads.get(name).copied().unwrap_or_else(running)
+    }
+
+    /// What runs on each of the clusters `names`; `None` where the policy does not look.
+    fn batches(
+        &self,
+        rule: &Rule,
+        map: &Map,
+        names: &[String],
+        scratch: &mut Scratch,
+    ) -> Option<Batches> {
+        let mut batches = map.batches(rule.policy.measure()?, names.len());
+        for (index, name) in names.iter().enumerate() {
+            for asked in self.running.get(name).into_iter().flatten() {
+                let prompt = asked.prompt();
+                let seen = see(prompt, &batches, scratch).ok();
+                let footprint = seen
+                    .and_then(|()| scratch.request())
+                    .map(Request::footprint);
+                let unknown = || Footprint::unknown(prompt.kv_tokens);
+                batches.join(WorkerIndex(index), &footprint.unwrap_or_else(unknown));
+            }
+        }
+        Some(batches)
+    }
+}
+
+fn standing(rule: &Rule, batches: &Batches, worker: usize, request: &Request) -> Standing {
+    let batch = &batches.workers()[worker];
+    let usage = batches.measure() == Measure::Usage;
+    Standing {
+        requests: batch.requests(),
+        extra_experts: usage.then(|| batch.extra_experts(request)),
+        growth: usage.then(|| rule.objective.growth(batch, request)),
+        cosine: batch.cosine(request),
+    }
 }
 
 fn problem(header: Option<&[u8]>, blob: &Blob) -> Option<String> {
@@ -215,11 +324,19 @@ fn why(rule: &Rule, decision: &Decision, worker: &str, widened: bool) -> String 
         Reason::InBand | Reason::Top1 if widened => format!(
             "{worker}: every worker in the band is above the load cap or out, so the next most similar region that can take the request got it"
         ),
+        Reason::InBand if rule.policy == Policy::BatchBand => format!(
+            "{worker} has the least load of the {} worker(s) whose batch is within tau {} of the most alike one",
+            decision.band, rule.tau
+        ),
         Reason::InBand => format!(
             "{worker} has the least load of the {} region(s) within tau {} of the most similar one",
             decision.band, rule.tau
         ),
         Reason::Top1 => format!("{worker} serves the most similar region"),
+        Reason::Marginal if rule.policy == Policy::Hybrid => format!(
+            "{worker} is where the request costs least, of the {} region(s) within tau {} of the most similar one",
+            decision.band, rule.tau
+        ),
         Reason::Marginal => format!("{worker} is where the request costs least"),
         Reason::Blind => format!("{policy} does not look at signatures: {least}"),
         Reason::NoBlob => format!("there is no blob: {worker} has the least load of all"),
@@ -235,90 +352,6 @@ fn why(rule: &Rule, decision: &Decision, worker: &str, widened: bool) -> String 
         Reason::AllEjected => {
             format!("no worker that may be chosen is there: {worker} has the least load of what is")
         }
-    }
-}
-
-impl Explanation {
-    /// The decision as lines, and a table of regions and workers, the most similar first.
-    pub fn text(&self) -> String {
-        let cap = match (self.max_load_factor, self.load_limit) {
-            (Some(factor), Some(limit)) => format!("{factor} × the mean load: {limit:.2}"),
-            (Some(factor), None) => format!("{factor} × the mean load"),
-            (None, _) => "none".into(),
-        };
-        let mut text = format!(
-            "decision {}; reason {}\nwhy      {}\npolicy   {}, tau {}, load cap {cap}\n",
-            self.worker, self.reason, self.why, self.policy, self.tau,
-        );
-        if let Some(problem) = &self.problem {
-            text += &format!("problem  {problem}\n");
-        }
-        if let Some(threshold) = self.threshold {
-            text += &format!(
-                "band     {} region(s) from similarity {threshold:.4}\n",
-                self.band
-            );
-        }
-        text + &format!("\n{}\n", self.table())
-    }
-
-    fn table(&self) -> Table {
-        let mut table = table([
-            "region",
-            "similarity",
-            "band",
-            "worker",
-            "load",
-            "",
-            "chosen",
-        ]);
-        let mut order: Vec<(usize, &Region)> = self.regions.iter().enumerate().collect();
-        // Stable: equal ones, and all where nothing was compared, stay in the blob's order.
-        order.sort_by(|(_, a), (_, b)| {
-            let value = |region: &Region| region.similarity.unwrap_or(f32::NEG_INFINITY);
-            value(b).total_cmp(&value(a))
-        });
-        let mut row = |region: String,
-                       similarity: Option<f32>,
-                       band: &str,
-                       worker: &Candidate,
-                       through: bool| {
-            let state = match (worker.out, worker.capped) {
-                (true, _) => "out",
-                (_, true) => "above the cap",
-                _ => "",
-            };
-            table.add_row([
-                region,
-                similarity.map_or("none".into(), |similarity| format!("{similarity:.4}")),
-                band.into(),
-                worker.name.clone(),
-                worker.load.to_string(),
-                state.into(),
-                if worker.chosen && through {
-                    "chosen"
-                } else {
-                    ""
-                }
-                .into(),
-            ]);
-        };
-        for (index, region) in order {
-            let through = self.region.is_none_or(|chosen| chosen == index);
-            for worker in &region.workers {
-                let band = if region.in_band { "in" } else { "" };
-                row(index.to_string(), region.similarity, band, worker, through);
-            }
-        }
-        for worker in &self.spare {
-            row("none".into(), None, "", worker, true);
-        }
-        for column in [0, 1, 4] {
-            if let Some(column) = table.column_mut(column) {
-                column.set_cell_alignment(CellAlignment::Right);
-            }
-        }
-        table
     }
 }
 

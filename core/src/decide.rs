@@ -60,12 +60,6 @@ impl Policy {
         Self::Random,
     ];
 
-    /// The policies that need no state of running batches.
-    pub fn without_batches() -> impl Iterator<Item = Self> {
-        let all = Self::ALL.into_iter();
-        all.filter(|policy| policy.measure().is_none())
-    }
-
     /// The name in configuration, metrics and reports.
     pub fn name(self) -> &'static str {
         match self {

@@ -25,12 +25,25 @@ fn situation(loads: &[(&str, f64)], out: &[&str]) -> Situation {
             .map(|(name, load)| ((*name).to_owned(), *load))
             .collect(),
         out: out.iter().map(|name| (*name).to_owned()).collect(),
-        draw: 0,
+        ..Situation::default()
+    }
+}
+
+fn asked(header: Option<&[u8]>) -> Asked {
+    Asked {
+        header: header.map(|header| String::from_utf8(header.to_vec()).unwrap()),
+        prompt_tokens: Some(1),
     }
 }
 
 fn explained(counts: [u16; 2], rule: &Rule, situation: &Situation) -> Explanation {
-    explain(&blob(), Some(header(counts).as_bytes()), rule, situation).unwrap()
+    explain(
+        &blob(),
+        &asked(Some(header(counts).as_bytes())),
+        rule,
+        situation,
+    )
+    .unwrap()
 }
 
 #[test]
@@ -90,7 +103,7 @@ fn what_cannot_be_compared_says_why() {
             Some("the signature has 1 layers × 1 experts, the blob 1 layers × 2"),
         ),
     ] {
-        let found = explain(&blob(), header, &rule, &spare).unwrap();
+        let found = explain(&blob(), &asked(header), &rule, &spare).unwrap();
         assert_eq!((found.worker.as_str(), found.reason), ("d", reason));
         assert_eq!((found.threshold, found.spare[0].chosen), (None, true));
         let told = found.problem.unwrap_or_default();
@@ -119,12 +132,89 @@ fn policies_that_do_not_look_still_show_similarities() {
 
 #[test]
 fn a_cluster_that_is_nowhere_cannot_be_out() {
-    let error = explain(&blob(), None, &Rule::default(), &situation(&[], &["x"])).unwrap_err();
+    let error = explain(
+        &blob(),
+        &asked(None),
+        &Rule::default(),
+        &situation(&[], &["x"]),
+    )
+    .unwrap_err();
     assert_eq!(
         error.to_string(),
         "x is to be out, but is no decode cluster of the blob"
     );
     assert_eq!(error.hint(), "the decode clusters are: a, b, c");
+}
+
+/// One request of each worker's, by the expert that it uses.
+fn crowded(experts: [usize; 3]) -> Situation {
+    let running = ["a", "b", "c"]
+        .into_iter()
+        .zip(experts)
+        .map(|(name, expert)| {
+            let counts = [0, 1].map(|other| u16::from(other == expert));
+            (
+                name.to_owned(),
+                vec![asked(Some(header(counts).as_bytes()))],
+            )
+        });
+    Situation {
+        running: running.collect(),
+        ..Situation::default()
+    }
+}
+
+#[test]
+fn running_batches_decide_and_are_shown() {
+    let by = |policy| explained([0, 1], &Rule::of(policy), &crowded([0, 1, 0]));
+    let of = |found: &Explanation, region: usize, worker: usize| {
+        found.regions[region].workers[worker].batch.unwrap()
+    };
+    for (policy, reason) in [
+        (Policy::Marginal, "marginal"),
+        (Policy::Hybrid, "marginal"),
+        (Policy::BatchBand, "in_band"),
+    ] {
+        let found = by(policy);
+        assert_eq!(
+            (found.worker.as_str(), found.reason),
+            ("b", reason),
+            "{policy:?}"
+        );
+        assert_eq!(found.threshold.is_some(), policy == Policy::Hybrid);
+        assert_eq!(of(&found, 0, 0).requests, 1);
+        // A worker's load is its requests where nobody says another.
+        assert_eq!(found.regions[0].workers[0].load, 1.0);
+        let text = found.text();
+        assert!(text.contains("running"), "{text}");
+    }
+    let found = by(Policy::Marginal);
+    let (like, unlike) = (of(&found, 1, 0), of(&found, 2, 1));
+    assert!(like.extra_experts.unwrap() < 0.05 && unlike.extra_experts.unwrap() > 0.95);
+    assert!(like.growth < unlike.growth);
+    let found = by(Policy::BatchBand);
+    let cosines = [of(&found, 1, 0), of(&found, 2, 1)].map(|batch| batch.cosine.unwrap());
+    assert!(
+        cosines[0] > 0.999 && cosines[1].abs() < 0.001,
+        "{cosines:?}"
+    );
+}
+
+#[test]
+fn the_region_still_bounds_hybrid() {
+    let rule = Rule {
+        tau: 0.1,
+        ..Rule::of(Policy::Hybrid)
+    };
+    let found = explained([1, 0], &rule, &crowded([1, 0, 0]));
+    assert_eq!(
+        (found.worker.as_str(), found.band),
+        ("a", 1),
+        "{}",
+        found.why
+    );
+    let found = explained([1, 0], &Rule::of(Policy::Marginal), &crowded([1, 0, 0]));
+    assert_eq!(found.worker, "b");
 }
 
 /// The rule once more, slow and obvious, from what the explanation shows.

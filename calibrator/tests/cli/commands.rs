@@ -382,9 +382,16 @@ fn explain_shows_the_decision_and_what_it_rests_on() {
         "{}",
         spare.stdout
     );
+    let running = "--policy marginal --step-exponent 1 --running decode-0=a+b,decode-1=c";
+    let told = bench::trace(true).replace("\"prefill\"", "\"prompt_tokens\":3,\"prefill\"");
+    bench.write("told.jsonl", told);
+    let by_batches =
+        |trace| bench.eldr(&format!("explain b.eldr --trace {trace} --id d {running}"));
     assert_snapshot!(format!(
-        "$ eldr {explain}\n{text}\n$ eldr … --policy least_loaded …\n{}",
-        spare.stdout
+        "$ eldr {explain}\n{text}\n$ eldr … --policy least_loaded …\n{}\n$ eldr … {running}\n{}\n{}",
+        spare.stdout,
+        by_batches("told.jsonl").succeeded().stdout,
+        by_batches("t.jsonl").succeeded().stdout
     ));
 }
 

@@ -268,6 +268,7 @@ fn requests_that_cannot_be_explained() {
             "explain none --signature x",
             "explain b.eldr --trace none --id a",
             "explain b.eldr --trace t.jsonl --id x",
+            "explain b.eldr --trace t.jsonl --id a --policy hybrid --running decode-0=b+x",
             "explain b.eldr --signature x --out decode-7",
         ],
     ));
@@ -436,6 +437,10 @@ fn wrong_usage() {
             "explain b.eldr --signature x --loads a=-1",
             "explain b.eldr --signature x --loads a=1,a=2",
             "explain b.eldr --signature x --policy best",
+            "explain b.eldr --signature x --running a=b",
+            "explain b.eldr --trace t --id a --running decode-0=b++c",
+            "explain b.eldr --trace t --id a --running decode-0=b,decode-0=c",
+            "explain b.eldr --signature x --step-exponent 17",
             "explain b.eldr --signature x --max-load-factor 0.5",
             "serve",
             "serve --blob a --blob b",
