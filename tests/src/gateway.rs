@@ -159,6 +159,16 @@ impl Gateway {
             .unwrap_or_else(|e| panic!("{e}"))
     }
 
+    /// Waits until Envoy counts so many requests under way. It ends a request's books before it stops counting it, and this gauge is
+    /// never late.
+    pub async fn counts(&self, requests: u64) {
+        let active = async || {
+            let found = self.envoy.stat("http.gateway.downstream_rq_active").await;
+            found.expect("a connection manager's gauge")
+        };
+        eventually("the counts settle", active, |found| *found == requests).await;
+    }
+
     /// As [`Gateway::start`], but Envoy may refuse: the error is its own words.
     pub async fn try_start(options: Options) -> Result<Self, String> {
         let prefill = Upstream::start(Answer::status(500)).await;

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
+use super::simulate::options::Model;
 use crate::error::Error;
-use crate::generate::{Generator, Kind, Shape, Strengths, record};
+use crate::generate::{Generator, Kind, Strengths, record};
 use crate::trace::Writer;
 
 /// Requests that are generated at a time.
@@ -42,24 +43,9 @@ pub(super) struct GenerateArgs {
     output: PathBuf,
 }
 
-/// Models of which enough is published.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Model {
-    #[value(name = "qwen3-30b-a3b")]
-    Qwen3_30bA3b,
-    #[value(name = "gpt-oss-120b")]
-    GptOss120b,
-    #[value(name = "gemma-4-26b-a4b")]
-    Gemma4_26bA4b,
-}
-
 impl GenerateArgs {
     pub(super) fn run(&self) -> Result<String, Error> {
-        let shape = match self.model {
-            Model::Qwen3_30bA3b => Shape::QWEN3_30B_A3B,
-            Model::GptOss120b => Shape::GPT_OSS_120B,
-            Model::Gemma4_26bA4b => Shape::GEMMA_4_26B_A4B,
-        };
+        let shape = self.model.shape();
         let strengths = Strengths::fitted(&shape, self.workload);
         let generator = Generator::new(shape, self.workload, strengths, self.seed);
         let mut writer = Writer::create(&self.output)?;

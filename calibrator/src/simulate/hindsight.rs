@@ -275,22 +275,15 @@ impl Router for Fixed<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use proptest::prelude::*;
 
     use super::*;
-    use crate::simulate::tests::{GEOMETRY, cluster, request, workload};
+    use crate::simulate::tests::{GEOMETRY, arrival, cluster, request, workload};
 
-    fn arrival(at_ms: u64, request: usize) -> Arrival {
+    fn of_four_tokens(at_ms: u64, request: usize) -> Arrival {
         Arrival {
-            at: Duration::from_millis(at_ms),
-            request,
-            signature: request,
-            prompt_tokens: 100,
             decode_tokens: 4,
-            gateway: 0,
-            entropy: 0,
+            ..arrival(at_ms, request)
         }
     }
 
@@ -309,7 +302,7 @@ mod tests {
             let workload = workload(requests.collect());
             let mut arrivals: Vec<Arrival> = coming
                 .iter()
-                .map(|(at, which)| arrival(*at, which.index(experts.len())))
+                .map(|(at, which)| of_four_tokens(*at, which.index(experts.len())))
                 .collect();
             arrivals.sort_by_key(|arrival| arrival.at);
             let cluster = cluster(2);
@@ -346,7 +339,7 @@ mod tests {
             prefill_workers: 0,
             ..cluster(2)
         };
-        let arrivals: Vec<Arrival> = (0..8).map(|n| arrival(0, n / 2 % 2)).collect();
+        let arrivals: Vec<Arrival> = (0..8).map(|n| of_four_tokens(0, n / 2 % 2)).collect();
         // In turn, so that each worker has both kinds.
         let mixed: Vec<usize> = (0..8).map(|n| n % 2).collect();
         let mut mixed = Fixed { workers: &mixed };

@@ -39,7 +39,7 @@ pub(super) fn workload(requests: Vec<Request>) -> Workload {
     }
 }
 
-fn arrival(at_ms: u64, request: usize) -> Arrival {
+pub(super) fn arrival(at_ms: u64, request: usize) -> Arrival {
     Arrival {
         at: Duration::from_millis(at_ms),
         request,

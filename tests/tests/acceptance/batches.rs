@@ -6,7 +6,7 @@ use eldr_core::route::{Fleet, Map, Prompt, Scratch, route_running};
 use eldr_core::signature::{Encoding, Geometry, Signature};
 use eldr_tests::client::{next_piece, post};
 use eldr_tests::upstream::Stream;
-use eldr_tests::{Answer, Connection, Gateway, KV_TRANSFER_PARAMS, Options, blob, eventually};
+use eldr_tests::{Answer, Connection, Gateway, KV_TRANSFER_PARAMS, Options, blob};
 use hyper::body::Incoming;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -426,14 +426,7 @@ async fn decisions_equal_native_ones_with_requests_of_other_models_about() {
             batches[index].leave(WorkerIndex(worker), &footprint);
             drop(request.finish().await);
         }
-        let active = async || {
-            gateway
-                .envoy
-                .stat("http.gateway.downstream_rq_active")
-                .await
-                .unwrap()
-        };
-        eventually("the counts settle", active, |n| *n == held.len() as u64).await;
+        gateway.counts(held.len() as u64).await;
     }
     assert_eq!(batches[3].measure(), Measure::Direction);
 }

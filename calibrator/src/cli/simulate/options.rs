@@ -135,9 +135,9 @@ enum ArrivalsArg {
     Lengths,
 }
 
-/// Models with published decode times (arXiv 2607.00466).
+/// Models of which shapes and decode times are published (arXiv 2607.00466).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Model {
+pub(in crate::cli) enum Model {
     #[value(name = "qwen3-30b-a3b")]
     Qwen3_30bA3b,
     #[value(name = "gpt-oss-120b")]
@@ -146,18 +146,13 @@ enum Model {
     Gemma4_26bA4b,
 }
 
-/// Experts per layer of each of these.
-const EXPERTS: usize = 128;
-
 impl Model {
-    /// As published, with experts per token.
-    fn facts(self) -> (&'static str, usize) {
-        let shape = match self {
+    pub(in crate::cli) fn shape(self) -> Shape {
+        match self {
             Model::Qwen3_30bA3b => Shape::QWEN3_30B_A3B,
             Model::GptOss120b => Shape::GPT_OSS_120B,
             Model::Gemma4_26bA4b => Shape::GEMMA_4_26B_A4B,
-        };
-        (shape.name, shape.top_k)
+        }
     }
 
     fn step(self) -> StepModel {
@@ -285,23 +280,24 @@ impl ClusterOptions {
         let Some(path) = &self.fit_steps else {
             return Ok(None);
         };
-        let (model, top_k) = self.model.facts();
+        let shape = self.model.shape();
         let setting = steps::Setting {
-            model,
+            model: shape.name,
             workers,
             decode_tokens: decode_tokens.unwrap_or(512),
-            experts: EXPERTS,
-            top_k,
+            experts: shape.geometry.experts,
+            top_k: shape.top_k,
         };
         steps::fit(&steps::read(path, setting)?).map(Some)
     }
 
     /// A replay of a smaller model under the coefficients of a large one needs a word.
     pub(in crate::cli) fn note_on_experts(&self, experts: usize) {
-        if self.b_ms.is_none() && self.fit_steps.is_none() && experts != EXPERTS {
+        let known = self.model.shape().geometry.experts;
+        if self.b_ms.is_none() && self.fit_steps.is_none() && experts != known {
             eprintln!(
-                "note: step coefficients are for {EXPERTS} experts per layer, the trace has {experts}; with --b-ms {:.3} the same share of experts costs the same",
-                self.model.step().b_ms * EXPERTS as f64 / experts as f64
+                "note: step coefficients are for {known} experts per layer, the trace has {experts}; with --b-ms {:.3} the same share of experts costs the same",
+                self.model.step().b_ms * known as f64 / experts as f64
             );
         }
     }
