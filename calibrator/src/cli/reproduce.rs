@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
+use super::Promised;
 use crate::error::Error;
 use crate::reproduce::{Options, Reproduction, reproduce, work};
 
@@ -53,6 +54,9 @@ impl ReproduceArgs {
             true => Options::quick(self.seed),
             false => Options::full(self.seed),
         };
+        let page = self.html.as_deref();
+        let page = page.map(|path| Promised::new(path, "the page"));
+        let page = page.transpose()?;
         let bar = super::working(work(&options));
         let done = reproduce(&options, |piece| {
             bar.set_message(piece.to_owned());
@@ -61,9 +65,8 @@ impl ReproduceArgs {
         bar.finish_and_clear();
         let reproduction = &done?;
         let command = &super::simulate::command(std::env::args_os());
-        if let Some(path) = &self.html {
-            let page = crate::report::reproduction(reproduction, command)?;
-            super::write(path, "the page", page.as_bytes())?;
+        if let Some(page) = page {
+            page.write(crate::report::reproduction(reproduction, command)?.as_bytes())?;
         }
         Ok(if self.json {
             super::to_json(&Report {

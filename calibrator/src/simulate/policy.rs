@@ -206,15 +206,7 @@ impl Router for ByRule<'_> {
                 };
                 route_by(&self.rule, map, found, workers, draw)
             }
-            None => route(
-                &self.rule,
-                None,
-                None,
-                workers,
-                draw,
-                &mut self.scratch,
-                |_| (),
-            ),
+            None => route(&self.rule, None, None, workers, draw, &mut self.scratch),
         }
     }
 }
@@ -236,15 +228,7 @@ impl Router for ByFollowing {
             self.follower.see(ask.now.as_secs_f64(), header);
         }
         let (map, scratch) = (Some(self.follower.map()), &mut self.scratch);
-        route(
-            &self.rule,
-            map,
-            header,
-            ask.workers,
-            ask.draw,
-            scratch,
-            |_| (),
-        )
+        route(&self.rule, map, header, ask.workers, ask.draw, scratch)
     }
 }
 
