@@ -219,6 +219,9 @@ impl AdviseArgs {
                 cap.map_or_else(|| json!("none"), |cap| json!(cap)),
             );
         }
+        if let Some(drawn) = spec.candidates {
+            model.insert("candidates".into(), json!(drawn));
+        }
         if let (PolicyKind::Rule(policy), Some(q)) = (spec.kind, spec.exponent)
             && policy.measure().is_some()
         {
