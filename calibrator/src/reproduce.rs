@@ -151,13 +151,13 @@ pub fn reproduce(options: &Options, on_piece: impl Fn(&str)) -> Result<Reproduct
         let others: Vec<Lesson<'_>> = (0..pairs.len()).filter(is_other).map(lesson).collect();
         let kv_slowdown = predict::learn(&others);
         let b_ms = pair.engine.expert_ms(kv_slowdown);
-        let in_hindsight = curves[place].cost_of(lesson(place).measured, pair.engine.line().b_ms);
         let others: Vec<&Engine> = (Shape::ALL.iter().zip(&engines))
             .filter_map(|(other, engine)| (*other != shape).then_some(engine))
             .collect();
         let transferred = Engine::transferred(&shape, &others, kv_slowdown);
         let rates = &options.rates;
-        let prediction = predict::predict(pair, rates, kv_slowdown, in_hindsight, transferred)?;
+        let curve = &curves[place];
+        let prediction = predict::predict(pair, rates, curve, kv_slowdown, transferred)?;
         predictions.push(prediction);
         on_piece("predicting the third");
         if options.ablations {

@@ -167,7 +167,7 @@ impl Curve {
     }
 
     /// The cost up to `most_ms` at which the change comes nearest to a measured one.
-    pub(super) fn cost_of(&self, measured: f64, most_ms: f64) -> f64 {
+    fn cost_of(&self, measured: f64, most_ms: f64) -> f64 {
         nearest(most_ms, |b_ms| (self.at(b_ms) - measured).powi(2))
     }
 }
@@ -216,12 +216,13 @@ pub(super) fn measured(shape: &Shape, kind: Kind, rates: &[u32]) -> Change {
 pub(super) fn predict(
     pair: &Pair<'_>,
     rates: &[u32],
+    curve: &Curve,
     kv_slowdown: f64,
-    b_in_hindsight_ms: f64,
     transferred: StepModel,
 ) -> Result<Prediction, Error> {
     let Bench { shape, kind, .. } = *pair.bench;
     let b_ms = pair.engine.expert_ms(kv_slowdown);
+    let published = measured(&shape, kind, rates);
     let policies = specs(&POLICIES.map(|(.., spec)| spec));
     let runs = rates.par_iter().map(|&rate| {
         let step = pair.engine.near(rate, kind, b_ms);
@@ -240,29 +241,26 @@ pub(super) fn predict(
         Ok(compared.collect::<Vec<_>>())
     });
     let cells = runs.collect::<Result<Vec<_>, Error>>()?.concat();
-    let with_b = |what, b_ms: f64| -> Result<Sensitivity, Error> {
-        let change = band_change(pair, rates, |rate| pair.engine.near(rate, kind, b_ms))?;
-        Ok(Sensitivity {
-            what,
-            b_ms,
-            p50: change.p50,
-        })
+    let with_b = |what, b_ms: f64| Sensitivity {
+        what,
+        b_ms,
+        p50: curve.at(b_ms),
     };
     let sensitivity = vec![
-        with_b("floor", pair.engine.floor_ms())?,
-        with_b("half", b_ms / 2.0)?,
-        with_b("double", b_ms * 2.0)?,
+        with_b("floor", pair.engine.floor_ms()),
+        with_b("half", b_ms / 2.0),
+        with_b("double", b_ms * 2.0),
     ];
     let mut prediction = Prediction {
         workload: kind,
         model: shape.name,
         kv_slowdown,
         b_ms,
-        b_in_hindsight_ms,
+        b_in_hindsight_ms: curve.cost_of(published.p50, pair.engine.line().b_ms),
         strengths: pair.bench.strengths,
         cells,
         simulated: Change::mean([]),
-        published: measured(&shape, kind, rates),
+        published,
         transferred_p50: band_change(pair, rates, |_| transferred)?.p50,
         sensitivity,
     };
