@@ -48,7 +48,7 @@ pub(super) struct ReproduceArgs {
 }
 
 /// [`CLUSTERS`], as they are named.
-const STRENGTHS: [&str; CLUSTERS.len()] = ["1", "1.5", "2"];
+const STRENGTHS: [&str; CLUSTERS.len()] = ["1", "1.5"];
 
 /// The strengths there are, as their places.
 fn clusters() -> impl TypedValueParser<Value = usize> {

@@ -15,7 +15,7 @@ const LIMITS: &str = "Where the model is too simple
     more slowly than the memory can that goes is learned from two other models. The floor, half and double of b are in the
     table of sensitivity.
   - The form of all this (what bounds an expert's cost, noise of phases by model, domains by correlation) was chosen with
-    all three models in view; the number that is learned was not. With --clusters 1 or 2 the predictions are others.
+    all three models in view; the number that is learned was not. With --clusters 1 the predictions are others.
   - Experts' popularity is Qwen3's for all three models, clusters inside domains are assumed, and one token's experts do
     not depend on the last one's.
   - Prefix caching changes no decode batch here, as signatures stay exact: not run. Published, GPT-OSS task at 60
