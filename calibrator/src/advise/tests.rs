@@ -238,6 +238,31 @@ fn what_is_kept_is_the_gain_after_the_change_as_a_part_of_that_before() {
 }
 
 #[test]
+fn who_keeps_its_gain_goes_first_unless_it_gains_little() {
+    let first = |found: [(f64, bool); 3]| {
+        let mut tuned = found.map(|(score, adapts)| tune::Tuned {
+            spec: spec("band").unwrap(),
+            fit_index: 0,
+            fit: None,
+            score,
+            adapts,
+        });
+        tune::order(&mut tuned);
+        tuned.map(|tuned| tuned.score)
+    };
+    let found = [(-8.5, true), (-10.0, false), (-9.0, false)];
+    assert_eq!(first(found), [-8.5, -10.0, -9.0]);
+    assert_eq!(
+        first([(-7.9, true), (-10.0, false), (-9.0, false)])[0],
+        -10.0
+    );
+    assert_eq!(
+        first([(-9.0, true), (-10.0, true), (-8.0, false)])[0],
+        -10.0
+    );
+}
+
+#[test]
 fn traffic_changes_half_way_to_what_the_blob_does_not_know() {
     with_question(120, |question| {
         let splits = split::splits(question.requests, EFFORT).unwrap();

@@ -120,8 +120,7 @@ pub(super) fn tune(
         tuned.score = scored.score;
         tuned.adapts = table.adapts(tuned)?;
     }
-    let order = |a: &Tuned, b: &Tuned| b.adapts.cmp(&a.adapts).then(a.score.total_cmp(&b.score));
-    tuned.sort_by(order);
+    order(&mut tuned);
     // With nothing that keeps the bound there is still something to judge, and to advise against.
     tuned.extend(
         least_bad
@@ -139,6 +138,17 @@ pub(super) fn tune(
         harmful,
         unbounded,
     })
+}
+
+/// The best score first. One that keeps its gain when traffic changes goes before the best if that costs no more than the part of a gain
+/// that may be lost: a policy that gains nothing has nothing to lose.
+pub(super) fn order(tuned: &mut [Tuned]) {
+    tuned.sort_by(|a, b| a.score.total_cmp(&b.score));
+    let enough = tuned.first().map_or(0.0, |best| best.score) * KEPT_MIN / 100.0;
+    let adapts = |tuned: &Tuned| tuned.adapts && tuned.score <= enough;
+    if let Some(first) = tuned.iter().position(adapts) {
+        tuned[..=first].rotate_right(1);
+    }
 }
 
 struct Scores<'a> {

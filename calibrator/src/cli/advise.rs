@@ -35,7 +35,7 @@ chosen, against the best of the four load balancers. Intervals are 95 %, over ca
 with arrivals of its own.
 
 In one more run other traffic comes half way (--other, else the other half of the labels) and the blob
-stays: policies that keep 80 % of their gain go before those that do not.
+stays: policies that keep 80 % of their gain go before others that gain little more.
 
 It says \"do not deploy\" where no policy beats the load balancers beyond chance. The step coefficients are
 an assumption (see `eldr simulate --help`): advice is as good as they are.
