@@ -230,28 +230,55 @@ impl Batches {
     pub fn to_each(&self, rule: &Rule, request: &Request, out: &mut Vec<f64>) {
         out.clear();
         for group in self.workers.chunks(ROWS) {
-            // Rows that only fill a group are dropped by the zip below.
-            let mut views: [&[f32]; ROWS] = [&[]; ROWS];
-            for (index, view) in views.iter_mut().enumerate() {
-                *view = group.get(index).or(group.first()).map_or(&[], Batch::view);
-            }
-            let dots = dot_each(&request.vector, views);
-            out.extend(
-                group
-                    .iter()
-                    .zip(dots)
-                    .map(|(batch, dot)| match rule.policy {
-                        Policy::BatchBand => {
-                            batch.cosine_by(request, dot).map_or(f64::NAN, f64::from)
-                        }
-                        _ => {
-                            let extra = batch.extra_by(request, dot);
-                            rule.objective.growth_by(batch, request, extra)
-                        }
-                    }),
-            );
+            let scores = scores(rule, request, |index| group.get(index));
+            out.extend(group.iter().zip(scores).map(|(_, score)| score));
         }
     }
+
+    /// The same of some workers only, [candidates](crate::decide::candidates); what is said of the others makes them the worst.
+    pub fn to_some(
+        &self,
+        rule: &Rule,
+        request: &Request,
+        workers: &[WorkerIndex],
+        out: &mut Vec<f64>,
+    ) {
+        out.clear();
+        out.resize(self.workers.len(), f64::INFINITY);
+        for group in workers.chunks(ROWS) {
+            let batch = |index: usize| self.workers.get(group.get(index)?.0);
+            let scores = scores(rule, request, batch);
+            for (worker, score) in group.iter().zip(scores) {
+                if let Some(out) = out.get_mut(worker.0) {
+                    *out = score;
+                }
+            }
+        }
+    }
+}
+
+/// What the policy goes by of a few batches, for which the request is loaded once. Of those that only fill a group it says nothing.
+fn scores<'b>(
+    rule: &Rule,
+    request: &Request,
+    batch: impl Fn(usize) -> Option<&'b Batch>,
+) -> [f64; ROWS] {
+    let batches: [Option<&Batch>; ROWS] = std::array::from_fn(batch);
+    let first = batches.first().copied().flatten();
+    let views = batches.map(|batch| batch.or(first).map_or(&[][..], Batch::view));
+    let mut dots = dot_each(&request.vector, views).into_iter();
+    batches.map(|batch| {
+        let (Some(batch), Some(dot)) = (batch, dots.next()) else {
+            return f64::INFINITY;
+        };
+        match rule.policy {
+            Policy::BatchBand => batch.cosine_by(request, dot).map_or(f64::NAN, f64::from),
+            _ => {
+                let extra = batch.extra_by(request, dot);
+                rule.objective.growth_by(batch, request, extra)
+            }
+        }
+    })
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@
 //!
 //! [`decide`] cannot fail. Whatever is missing or broken becomes a [`Reason`] and the least loaded worker.
 
+mod candidates;
 mod regions;
 mod running;
 
@@ -19,7 +20,11 @@ use serde::{Deserialize, Serialize};
 use crate::batch::Measure;
 use crate::marginal::Objective;
 
+pub use candidates::candidates;
 pub use regions::{Bounds, bounds};
+
+/// Most [`Rule::candidates`].
+pub const MAX_CANDIDATES: u32 = 4096;
 
 /// How the worker is chosen. One list for filter, simulator and reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -83,6 +88,11 @@ impl Policy {
     /// Whether it compares signatures with centroids.
     pub fn compares_regions(self) -> bool {
         matches!(self, Self::Band | Self::Top1 | Self::Hybrid)
+    }
+
+    /// Whether it chooses among few workers where [`Rule::candidates`] says so.
+    pub fn draws(self) -> bool {
+        self.compares_regions() || self == Self::Marginal
     }
 
     /// What it needs to know of the running batches; `None` where that is nothing.
@@ -173,6 +183,10 @@ pub struct Rule {
     pub widen_single: bool,
     /// What `marginal` and `hybrid` keep small.
     pub objective: Objective,
+    /// `band`, `top1`, `marginal` and `hybrid` choose among at most so many workers, drawn by lot from those that they may choose; 1 to
+    /// [`MAX_CANDIDATES`]. `None`: among all. A few keep the cost of a decision where it is as workers grow, and gateways that know
+    /// old loads only from all choosing the same worker.
+    pub candidates: Option<u32>,
 }
 
 impl Default for Rule {
@@ -184,6 +198,7 @@ impl Default for Rule {
             tie: Tie::Similar,
             widen_single: false,
             objective: Objective::default(),
+            candidates: None,
         }
     }
 }
@@ -229,6 +244,8 @@ pub struct Regions {
     served_by: Vec<Vec<WorkerIndex>>,
     /// Workers that serve any region, each once, ascending.
     serving: Vec<WorkerIndex>,
+    /// Whether some serve several.
+    overlap: bool,
 }
 
 impl Regions {
@@ -236,14 +253,20 @@ impl Regions {
     pub const NONE: Self = Self {
         served_by: Vec::new(),
         serving: Vec::new(),
+        overlap: false,
     };
 
     /// Lists the workers of each region.
     pub fn new(served_by: Vec<Vec<WorkerIndex>>) -> Self {
         let mut serving = served_by.concat();
+        let seats = serving.len();
         serving.sort_unstable();
         serving.dedup();
-        Self { served_by, serving }
+        Self {
+            served_by,
+            overlap: serving.len() < seats,
+            serving,
+        }
     }
 }
 
@@ -263,8 +286,8 @@ pub enum Evidence<'a> {
     Similarities(&'a [f32]),
     /// What the running batches say, as [`Batches::to_each`](crate::batch::Batches::to_each) computes it for the same rule.
     Running {
-        /// One number per worker. `marginal`, `hybrid`: by how much the request raises the cost there. `batch_band`: its cosine to
-        /// the batch, or NaN where there is nothing to compare it with.
+        /// One number per worker. `marginal`, `hybrid`: by how much the request raises the cost there, infinity of a worker that is no
+        /// [candidate](candidates()). `batch_band`: its cosine to the batch, or NaN where there is nothing to compare it with.
         workers: &'a [f64],
         /// Cosine similarity to each region, or why there is none.
         similarities: Result<&'a [f32], Reason>,
@@ -296,7 +319,7 @@ impl<'a> Evidence<'a> {
 pub struct Draw {
     /// Grows by one per decision: round robin.
     pub sequence: u64,
-    /// 64 random bits: random, p2c.
+    /// 64 random bits: random, p2c, candidates by lot.
     pub entropy: u64,
 }
 
@@ -329,13 +352,8 @@ pub fn decide(
     let found = match rule.policy {
         Policy::Band | Policy::Top1 | Policy::Hybrid => {
             evidence.similarities().map(|similarities| {
-                regions::choose(
-                    rule,
-                    similarities,
-                    evidence.running().ok(),
-                    regions,
-                    workers,
-                )
+                let growth = evidence.running().ok();
+                regions::choose(rule, similarities, growth, regions, workers, draw)
             })
         }
         Policy::Marginal => evidence

@@ -21,6 +21,8 @@ pub struct Scratch {
     similarities: Vec<f32>,
     request: Request,
     is_seen: bool,
+    /// Workers whose batches are compared.
+    candidates: Vec<WorkerIndex>,
     /// What the policy goes by of each worker's batch.
     running: Vec<f64>,
 }

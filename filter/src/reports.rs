@@ -1,7 +1,8 @@
 //! What workers report of themselves, so that a gateway knows of load that it did not send: other gateways' requests.
 //!
-//! One thread polls each worker (see [`poll`](crate::poll)) and keeps in shared data what came of it; all threads read that at
-//! their tick. An engine's gauges lag behind, so our own counts come first:
+//! One thread polls each worker (see [`poll`](crate::poll)) and keeps in shared data what came of it; all threads read that as
+//! often as each other's counts, so that none decides by an older report than another. An engine's gauges lag behind, so our own
+//! counts come first:
 //!
 //! ```text
 //! load = own in flight, live + max(0, reported running + waiting − own in flight when it was reported)
@@ -108,11 +109,20 @@ pub fn judge(status: Option<u32>, body: &[u8]) -> Result<Gauges, String> {
 pub struct Reports {
     known: BTreeMap<String, Report>,
     version: Option<u32>,
+    read_ms: Option<u64>,
 }
 
 impl Reports {
-    /// Looks at what there is.
-    pub fn refresh(&mut self, shared: &impl Shared) {
+    /// Looks at what there is, if the last look is too old.
+    pub fn refresh(&mut self, shared: &impl Shared, now_ms: u64, refresh_ms: u64) {
+        let fresh = |read: u64| now_ms.abs_diff(read) < refresh_ms;
+        if !self.read_ms.is_some_and(fresh) {
+            self.read_ms = Some(now_ms);
+            self.read(shared);
+        }
+    }
+
+    fn read(&mut self, shared: &impl Shared) {
         let (value, version) = shared.get(KEY);
         if version.is_some() && version == self.version {
             return; // what is known is still so
@@ -131,10 +141,10 @@ impl Reports {
     /// Tells all threads.
     pub fn publish(&mut self, shared: &impl Shared, cluster: &str, report: Report, stale_ms: u64) {
         for _ in 0..MAX_ATTEMPTS {
-            self.refresh(shared);
+            self.read(shared);
             if self.version.is_none() {
                 shared.create(KEY);
-                self.refresh(shared);
+                self.read(shared);
             }
             let mut changed = self.known.clone();
             let forget = stale_ms.saturating_mul(FORGET_AFTER);
@@ -142,7 +152,7 @@ impl Reports {
             changed.insert(cluster.to_owned(), report);
             let bytes = serde_json::to_vec(&changed).unwrap_or_default();
             if shared.set(KEY, &bytes, self.version) {
-                return self.refresh(shared);
+                return self.read(shared);
             }
         }
     }
@@ -169,7 +179,7 @@ mod tests {
         let (mut a, mut b) = (Reports::default(), Reports::default());
         a.publish(&shared, "d", report(9, 4, 10_000), 5_000);
         b.publish(&shared, "e", report(3, 4, 10_100), 5_000);
-        a.refresh(&shared);
+        a.refresh(&shared, 10_100, 0);
         for reports in [&a, &b] {
             let elsewhere = |name, now| Some(reports.of(name, now, 5_000)?.elsewhere);
             assert_eq!(elsewhere("d", 15_000), Some(5));
@@ -181,11 +191,24 @@ mod tests {
     }
 
     #[test]
+    fn a_look_that_is_young_enough_serves_again() {
+        let shared = Memory::default();
+        let (mut a, mut b) = (Reports::default(), Reports::default());
+        b.refresh(&shared, 1_000, 5);
+        a.publish(&shared, "d", report(3, 0, 1_000), 5_000);
+        let mut seen_at = |now_ms| {
+            b.refresh(&shared, now_ms, 5);
+            b.of("d", now_ms, 5_000).is_some()
+        };
+        assert_eq!([1_004, 1_005].map(&mut seen_at), [false, true]);
+    }
+
+    #[test]
     fn rubbish_is_no_report_and_old_ones_are_forgotten() {
         let shared = Memory::default();
         shared.set(KEY, b"\xff[", None);
         let mut reports = Reports::default();
-        reports.refresh(&shared);
+        reports.refresh(&shared, 0, 0);
         assert!(reports.of("d", 0, u64::MAX).is_none());
         reports.publish(&shared, "d", report(1, 0, 1_000), 5_000);
         reports.publish(&shared, "e", report(1, 0, 51_001), 5_000);

@@ -67,6 +67,7 @@ fn every_setting_is_in_a_seed_that_is_accepted() {
         r#""policy":"batch_band""#,
         r#""step_c_ms""#,
         r#""step_exponent""#,
+        r#""candidates""#,
     ] {
         assert!(
             accepted.iter().any(|json| json.contains(setting)),

@@ -22,6 +22,9 @@ pub fn model(spec: &PolicySpec, step: StepModel) -> Value {
         let cap = cap.map_or_else(|| json!("none"), |cap| json!(cap));
         model.insert("max_load_factor".into(), cap);
     }
+    if let Some(drawn) = spec.candidates {
+        model.insert("candidates".into(), json!(drawn));
+    }
     if let (PolicyKind::Rule(policy), Some(q)) = (spec.kind, spec.exponent)
         && policy.measure().is_some()
     {

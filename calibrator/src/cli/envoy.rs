@@ -34,6 +34,7 @@ All that a topology may say; only the workers are needed:
   policy = \"band\"
   tau = 0.1
   max_load_factor = 1.25          # or \"none\"; hybrid 1.1
+  candidates = 2                  # choose among so many drawn workers, not all: for many gateways
   step_t0_ms = 5.84               # for policies that look at running batches (marginal, hybrid):
   step_b_ms = 0.144               # a decode step takes t0 + b for each distinct expert + c for each
   step_c_ms = 0.026               # request + step_kv_ms_per_1k for each 1,000 tokens of KV cache;

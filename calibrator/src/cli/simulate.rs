@@ -48,8 +48,8 @@ pub(super) struct SimulateArgs {
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
     /// Policies, each with a tau, a load cap and (marginal, hybrid) an exponent q of its own if need be:
-    /// band:tau=0.2:cap=none,marginal:q=1; usage=decode knows what requests really activate,
-    /// refit=2.5/5 refits centroids every 2.5 s to the last 5 s
+    /// band:tau=0.2:cap=none,marginal:q=1; candidates=2 chooses among two drawn workers,
+    /// usage=decode knows what requests really activate, refit=2.5/5 refits centroids every 2.5 s to the last 5 s
     /// [default: all that can run]
     #[arg(long, value_delimiter = ',', value_name = "POLICY,…")]
     policies: Vec<PolicySpec>,

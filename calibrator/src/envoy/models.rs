@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use eldr_core::blob::Blob;
-use eldr_core::decide::Policy;
+use eldr_core::decide::{MAX_CANDIDATES, Policy};
 use eldr_core::marginal::MAX_EXPONENT;
 use serde_json::{Value, json};
 use toml::de::DeValue;
@@ -62,6 +62,9 @@ pub(super) fn models(
             fields["max_load_factor"] = json!("none");
         } else if let Some(factor) = entries.number(told, "max_load_factor", 1.0..=100.0) {
             fields["max_load_factor"] = json!(factor);
+        }
+        if let Some(drawn) = entries.whole(told, "candidates", 1..=MAX_CANDIDATES) {
+            fields["candidates"] = json!(drawn);
         }
         for (key, range) in STEP {
             if let Some(ms) = entries.number(told, key, range) {

@@ -85,6 +85,7 @@ fn everything_that_can_be_said_arrives() {
         [[model]]
         blob = { server = "blobs:8089" }
         max_load_factor = 2
+        candidates = 16
         [limits]
         body_bytes = 65536
         header_kb = 128
@@ -105,7 +106,7 @@ fn everything_that_can_be_said_arrives() {
         r#""prefill_clusters": ["prefill-0", "other"],"#,
         r#""prefill_policy": "prefix_hash","#,
         r#"{"blob": {"http": {"cluster": "eldr-serve", "interval_ms": 1000, "path": "/v1/blobs/chat"}}, "max_load_factor": "none", "model": "chat", "policy": "top1", "rollout": {"kind": "percentage", "percent": 10}, "tau": 0.2}"#,
-        r#"{"blob": {"http": {"cluster": "eldr-serve", "path": "/v1/blob"}}, "max_load_factor": 2.0, "model": "*", "policy": "band"}"#,
+        r#"{"blob": {"http": {"cluster": "eldr-serve", "path": "/v1/blob"}}, "candidates": 16, "max_load_factor": 2.0, "model": "*", "policy": "band"}"#,
         "\"log_signatures\": true\n",
         "    - name: big\n",
         "    - name: eldr-serve\n",

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use clap::ValueEnum as _;
-use eldr_core::decide::{Policy, Rule};
+use eldr_core::decide::{MAX_CANDIDATES, Policy, Rule};
 use eldr_core::marginal::{MAX_EXPONENT, Objective};
 
 use super::follow::Refit;
@@ -27,6 +27,8 @@ pub struct PolicySpec {
     pub refit: Option<Refit>,
     /// Exponent of the objective of `marginal` and `hybrid` in place of the run's.
     pub exponent: Option<u32>,
+    /// Workers that it draws to choose among; `None`: all.
+    pub candidates: Option<u32>,
 }
 
 /// Core's policies, and one that no gateway could use.
@@ -95,6 +97,7 @@ impl PolicySpec {
                 exponent: self.exponent.unwrap_or(run.objective.exponent),
                 ..run.objective
             },
+            candidates: self.candidates.or(run.candidates),
             ..*run
         }
     }
@@ -118,7 +121,7 @@ impl FromStr for PolicySpec {
         };
         let scores = matches!(policy, Some(Policy::Marginal | Policy::Hybrid));
         let (mut tau, mut max_load_factor, mut exponent) = (None, None, None);
-        let (mut usage, mut refit) = (Usage::default(), None);
+        let (mut usage, mut refit, mut candidates) = (Usage::default(), None, None);
         for part in parts {
             match part.split_once('=') {
                 Some(("tau", value)) => {
@@ -157,12 +160,27 @@ impl FromStr for PolicySpec {
                         || format!("q: a whole number from 1 to {MAX_EXPONENT} was expected");
                     exponent = Some(value.ok_or_else(allowed)?);
                 }
+                Some(("candidates", value)) => {
+                    if !policy.is_some_and(Policy::draws) {
+                        return Err(format!("candidates: {name} draws none"));
+                    }
+                    let value = value
+                        .parse()
+                        .ok()
+                        .filter(|drawn| (1..=MAX_CANDIDATES).contains(drawn));
+                    let allowed = || {
+                        format!(
+                            "candidates: a whole number from 1 to {MAX_CANDIDATES} was expected"
+                        )
+                    };
+                    candidates = Some(value.ok_or_else(allowed)?);
+                }
                 Some(("q", _)) => {
                     return Err("q: only marginal and hybrid have an exponent".to_owned());
                 }
                 _ => {
                     return Err(format!(
-                        "{part:?}: tau=…, cap=…, q=…, usage=… or refit=… was expected"
+                        "{part:?}: tau=…, cap=…, q=…, candidates=…, usage=… or refit=… was expected"
                     ));
                 }
             }
@@ -175,6 +193,7 @@ impl FromStr for PolicySpec {
             usage,
             refit,
             exponent,
+            candidates,
         })
     }
 }
@@ -198,6 +217,10 @@ mod tests {
         let tail = rule("hybrid:tau=0.3:q=8:cap=1.25");
         assert_eq!((tail.objective.exponent, tail.tau), (8, 0.3));
         assert_eq!(tail.objective.step, run.objective.step);
+        assert_eq!(
+            (tail.candidates, rule("band:candidates=8").candidates),
+            (None, Some(8))
+        );
         for wrong in [
             "bond",
             "band:tau=3",
@@ -214,6 +237,9 @@ mod tests {
             "marginal:q=17",
             "marginal:q=1.5",
             "band:q=1",
+            "marginal:candidates=0",
+            "p2c:candidates=2",
+            "batch_band:candidates=2",
         ] {
             assert!(wrong.parse::<PolicySpec>().is_err(), "{wrong}");
         }

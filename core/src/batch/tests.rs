@@ -217,6 +217,12 @@ proptest! {
             prop_assert!((growth - expected).abs() <= slack(worker), "{worker}: {growth}, {expected}, {}", slack(worker));
             prop_assert_eq!(*growth, objective.growth(&batches.workers()[worker], &request));
         }
+        let (mut odd, some): (Vec<f64>, Vec<_>) = (Vec::new(), (0..workers.len()).rev().step_by(2).map(WorkerIndex).collect());
+        batches.to_some(&rule, &request, &some, &mut odd);
+        for (worker, (growth, odd)) in growth.iter().zip(&odd).enumerate() {
+            let asked = some.contains(&WorkerIndex(worker));
+            prop_assert_eq!(*odd, if asked { *growth } else { f64::INFINITY });
+        }
 
         let loads: Vec<f64> = workers.iter().map(|batch| batch.len() as f64).collect();
         let limit = cap.map_or(f64::INFINITY, |cap| cap * mean(&loads));

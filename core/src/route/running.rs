@@ -2,7 +2,7 @@
 
 use super::{Map, Scratch, route};
 use crate::batch::Batches;
-use crate::decide::{Decision, Draw, Evidence, Reason, Regions, Rule, Worker, decide};
+use crate::decide::{Decision, Draw, Evidence, Reason, Regions, Rule, Worker, candidates, decide};
 use crate::signature::Encoded;
 
 /// What prefill said of a request.
@@ -47,7 +47,7 @@ pub fn route_running(
     }
     let none = Regions::NONE;
     let regions = map.map_or(&none, |map| &map.regions);
-    let evidence = match compare(rule, map, prompt, fleet.batches, scratch) {
+    let evidence = match compare(rule, map, prompt, fleet, draw, scratch) {
         Ok(similarities) => Evidence::Running {
             workers: &scratch.running,
             similarities: similarities.map(|()| scratch.similarities.as_slice()),
@@ -92,26 +92,45 @@ fn compare(
     rule: &Rule,
     map: Option<&Map>,
     prompt: Prompt<'_>,
-    batches: &Batches,
+    fleet: Fleet<'_>,
+    draw: Draw,
     scratch: &mut Scratch,
 ) -> Result<Result<(), Reason>, Reason> {
     scratch.is_seen = false;
+    let Fleet { workers, batches } = fleet;
     if rule.policy.measure() != Some(batches.measure()) {
         return Err(Reason::Blind);
     }
     let signature = read(prompt, batches, scratch)?;
-    batches.to_each(rule, &scratch.request, &mut scratch.running);
-    if !rule.policy.compares_regions() {
-        return Ok(Err(Reason::Blind));
-    }
-    let Some(map) = map else {
-        return Ok(Err(Reason::NoBlob));
+    let none = Regions::NONE;
+    let (regions, similar) = match map.filter(|_| rule.policy.compares_regions()) {
+        Some(map) => (&map.regions, similar(map, &signature, batches, scratch)),
+        None if rule.policy.compares_regions() => (&none, Err(Reason::NoBlob)),
+        None => (&none, Err(Reason::Blind)),
     };
-    if map.layers != batches.layers()
-        && let Err(reason) = scratch.count(&signature, map.geometry, &map.layers)
-    {
-        return Ok(Err(reason));
+    let Scratch {
+        request,
+        similarities,
+        candidates: among,
+        running,
+        ..
+    } = scratch;
+    let similarities = similar.is_ok().then_some(similarities.as_slice());
+    candidates(rule, similarities, regions, workers, draw, among);
+    batches.to_some(rule, request, among, running);
+    Ok(similar)
+}
+
+/// Fills in the similarities to the regions; `scratch` has the counts of the layers that `batches` look at.
+fn similar(
+    map: &Map,
+    signature: &Encoded<'_>,
+    batches: &Batches,
+    scratch: &mut Scratch,
+) -> Result<(), Reason> {
+    if map.layers != batches.layers() {
+        scratch.count(signature, map.geometry, &map.layers)?;
     }
     map.compare(scratch);
-    Ok(Ok(()))
+    Ok(())
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use eldr_core::blob::Blob;
-use eldr_core::decide::{Policy, Rule};
+use eldr_core::decide::{MAX_CANDIDATES, Policy, Rule};
 use eldr_core::rollout::Rollout;
 use eldr_core::route::Map;
 use serde_json::Value;
@@ -189,6 +189,11 @@ impl Check {
                     );
                 }
             },
+        }
+        if let Some(drawn) = raw.candidates {
+            let field = format!("{field}.candidates");
+            self.range(&field, drawn, 1, MAX_CANDIDATES.into());
+            rule.candidates = drawn.try_into().ok();
         }
         let sample = raw.signature_sample;
         let samples = format!("{field}.signature_sample");

@@ -85,6 +85,7 @@ pub(super) struct RawModel {
     pub(super) tau: Option<f64>,
     #[serde(default)]
     pub(super) max_load_factor: Option<Value>,
+    pub(super) candidates: Option<u64>,
     #[serde(default)]
     pub(super) load_unit: LoadUnit,
     pub(super) step_t0_ms: Option<f64>,

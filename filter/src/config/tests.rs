@@ -336,6 +336,26 @@ fn unknown_fields_and_policies_are_named() {
 }
 
 #[test]
+fn candidates_are_all_unless_some_are_to_be_drawn() {
+    let mut config = minimal();
+    let candidates = |config: &Value| parse(config).map(|config| config.models[0].rule.candidates);
+    assert_eq!(candidates(&config).unwrap(), None);
+    for drawn in [1, 16, 4096] {
+        config["models"][0]["candidates"] = json!(drawn);
+        assert_eq!(candidates(&config).unwrap(), Some(drawn));
+    }
+    for wrong in [0u64, 4097, 1 << 40] {
+        config["models"][0]["candidates"] = json!(wrong);
+        let mistakes = candidates(&config).unwrap_err().0;
+        assert_eq!(
+            (mistakes[0].field.as_str(), mistakes.len()),
+            ("models[0].candidates", 1)
+        );
+        assert_eq!(mistakes[0].allowed, "1 to 4096");
+    }
+}
+
+#[test]
 fn tau_comes_from_the_blob_unless_it_is_set() {
     let inline = STANDARD.encode(blob_bytes(1, &["decode-0"]));
     let mut config = minimal();

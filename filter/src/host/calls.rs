@@ -168,7 +168,7 @@ fn send_release(root: u32, release: Release, shared: &SharedPlugin, failed: Opti
     let timing = plugin.config().timing;
     let cluster = vm::with(|vm| {
         let now = now_ms();
-        vm.refresh(now, timing);
+        vm.refresh(now, plugin.config());
         plugin.release_cluster(failed, &vm.workers(&plugin, LoadUnit::Requests, now))
     });
     let (envoy_cluster, endpoint) = plugin.config().destination.of(cluster);

@@ -30,7 +30,7 @@ pub(super) fn suggest(
     let config = plugin.config();
     vm::with(|vm| {
         let (draw, now) = (vm.preview(), now_ms());
-        vm.refresh(now, config.timing);
+        vm.refresh(now, config);
         let workers = vm.workers(plugin, plugin.load_unit(model), now);
         let course = plugin.course(model, request_id, now);
         let question = Question {
@@ -73,7 +73,7 @@ pub(super) fn choose(
         vm.claim(timing);
         let draw = vm.draw();
         let now = now_ms();
-        vm.refresh(now, timing);
+        vm.refresh(now, config);
         stages::end("refresh");
         // What reading the clock adds to each stage.
         stages::end("clock");

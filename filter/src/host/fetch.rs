@@ -60,7 +60,7 @@ impl Fetches {
     /// Fetches what is due.
     pub(super) fn on_tick(&mut self, lease_ms: u64) {
         if self.holder == 0 {
-            self.holder = vm::with(|vm| vm.draw().entropy) | 1;
+            self.holder = vm::with(|vm| vm.entropy()) | 1;
         }
         for poll in &mut self.polls {
             let (name, interval_ms) = (&poll.name, poll.source.interval_ms);

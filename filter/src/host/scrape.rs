@@ -75,7 +75,7 @@ impl Scrapes {
             }
         }
         vm::with(|vm| {
-            vm.reports.refresh(&EnvoyShared);
+            vm.reports.refresh(&EnvoyShared, now, 0);
             for Scrape { cluster, .. } in &self.scrapes {
                 let report = vm.reports.of(cluster, now, reporting.stale_ms);
                 let elsewhere = report.map_or(0, |report| report.elsewhere);
@@ -119,7 +119,10 @@ impl Scrape {
         );
         match call {
             Ok(token) => {
-                let own = vm::with(|vm| vm.loads.in_flight(&self.cluster));
+                let own = vm::with(|vm| {
+                    vm.loads.refresh(&EnvoyShared, now_ms(), config.timing);
+                    vm.loads.in_flight(&self.cluster)
+                });
                 self.call = Some((token, own));
             }
             Err(status) => self.failed(&format!("the call could not be made ({status:?})")),

@@ -12,6 +12,7 @@ use proxy_wasm::types::LogLevel;
 use super::calls::{Call, Errand};
 use super::metrics::Metrics;
 use super::{EnvoyShared, log, now_ms, now_ns};
+use crate::config::Config;
 use crate::health::{Health, Sent};
 use crate::load::{Flight, LoadUnit, Loads, Timing};
 use crate::meter::Meter;
@@ -87,9 +88,14 @@ pub(super) fn with<T>(act: impl FnOnce(&mut Vm) -> T) -> T {
 
 impl Vm {
     /// Looks at what other threads know.
-    pub(super) fn refresh(&mut self, now_ms: u64, timing: Timing) {
+    pub(super) fn refresh(&mut self, now_ms: u64, config: &Config) {
+        let timing = config.timing;
         self.loads.refresh(&EnvoyShared, now_ms, timing);
         self.health.refresh(&EnvoyShared, now_ms, timing.refresh_ms);
+        if config.reporting.interval_ms > 0 {
+            self.reports
+                .refresh(&EnvoyShared, now_ms, timing.refresh_ms);
+        }
     }
 
     /// The decode clusters as a decision sees them now, their loads in this unit.
@@ -155,7 +161,7 @@ impl Vm {
         self.loads.end(&EnvoyShared, flight, now_ms(), timing)
     }
 
-    /// Randomness of one decision.
+    /// Randomness of one decision that a request is sent by: it takes a turn of the round robin.
     pub(super) fn draw(&mut self) -> Draw {
         self.sequence += 1;
         self.preview()

@@ -112,6 +112,38 @@ pub(crate) fn by(policy: &str) -> Value {
 }
 
 #[tokio::test]
+async fn among_few_candidates_the_lot_decides() {
+    // With all three to choose among, like joins like; with one drawn, each worker has its turn.
+    for (candidates, tries) in [(3, 12), (1, 60)] {
+        let models = json!([{
+            "model": "*", "policy": "marginal", "max_load_factor": "none", "candidates": candidates
+        }]);
+        let mut gateway = Gateway::start(Options::filter(json!({ "models": models }))).await;
+        let mut held = Vec::new();
+        for expert in 0..3 {
+            let connection = gateway.connect().await;
+            held.push(hold(&mut gateway, connection, expert).await);
+        }
+        let mut prober = gateway.connect().await;
+        let mut seen = std::collections::BTreeSet::new();
+        for _ in 0..tries {
+            let decision = probe(&gateway, &mut prober, 0).await;
+            assert!(decision.contains("reason=marginal"), "{decision}");
+            seen.insert(decision.split(';').next().unwrap().to_owned());
+        }
+        if candidates == 1 {
+            let all = ["decode-0", "decode-1", "decode-2"].map(str::to_owned);
+            assert_eq!(seen, all.into());
+        } else {
+            assert_eq!(seen, [format!("decode-{}", held[0].worker())].into());
+        }
+        for held in held {
+            held.finish().await;
+        }
+    }
+}
+
+#[tokio::test]
 async fn requests_of_the_same_experts_are_packed_together_without_centroids() {
     let mut gateway = Gateway::start(Options::filter(json!({ "models": by("marginal") }))).await;
     let mut held = Vec::new();

@@ -224,6 +224,31 @@ async fn round_robin_takes_the_workers_in_turn() {
 }
 
 #[tokio::test]
+async fn only_requests_take_turns() {
+    let filter = |prefills: &[&str]| {
+        let models = json!([{ "model": "*", "policy": "round_robin" }]);
+        json!({ "models": models, "prefill_clusters": prefills })
+    };
+    let gateway = Gateway::start(Options {
+        lds: true,
+        prefills: 2,
+        ..Options::filter(filter(&["prefill"]))
+    })
+    .await;
+    let next = async || {
+        let reply = gateway.post("/v1/completions", r#"{"prompt":"hi"}"#);
+        reply.await.text()
+    };
+    assert_eq!(next().await, "decode-1");
+    gateway.update(filter(&["prefill", "prefill-1"]), 2);
+    // A gauge that the new configuration sets at its ticks, and the old one does not.
+    let ticked = async || gateway.filter_stats().await;
+    let gauge = "eldr.worker.prefill-1.in_flight";
+    eventually("a tick", ticked, |stats| stats.contains_key(gauge)).await;
+    assert_eq!([next().await, next().await], ["decode-2", "decode-0"]);
+}
+
+#[tokio::test]
 async fn random_policies_use_every_worker() {
     for policy in ["random", "p2c"] {
         let options = Options::filter(json!({ "models": [{ "model": "*", "policy": policy }] }));

@@ -39,6 +39,7 @@ pub(super) struct Model {
     sample: Option<Small>,
     steps: [Option<Small>; 4],
     exponent: Option<Number>,
+    candidates: Option<Number>,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -199,6 +200,10 @@ impl Model {
         self.exponent.map(|exponent| exponent.of(1, 16))
     }
 
+    fn candidates(&self) -> Option<u64> {
+        self.candidates.map(|drawn| drawn.of(1, 4096))
+    }
+
     /// Whether the parser refuses it.
     pub(super) fn is_unreadable(&self) -> bool {
         let control = self.rollout.as_ref().and_then(|rollout| rollout.control);
@@ -242,6 +247,9 @@ impl Model {
         if let Some(exponent) = self.exponent() {
             value["step_exponent"] = exponent.into();
         }
+        if let Some(drawn) = self.candidates() {
+            value["candidates"] = drawn.into();
+        }
         value
     }
 
@@ -270,6 +278,12 @@ impl Model {
             .is_some_and(|exponent| !(1..=16).contains(&exponent))
         {
             wrong("step_exponent");
+        }
+        if self
+            .candidates()
+            .is_some_and(|drawn| !(1..=4096).contains(&drawn))
+        {
+            wrong("candidates");
         }
         if let Some(rollout) = &self.rollout {
             rollout.mistakes(self.policy(), &mut wrong);
@@ -302,6 +316,7 @@ impl Model {
             assert!(said.is_none_or(|said| said.get() == became));
         }
         assert_eq!(u64::from(objective.exponent), self.exponent().unwrap_or(1));
+        assert_eq!(model.rule.candidates.map(u64::from), self.candidates());
         let unit = match model.load_unit {
             LoadUnit::Requests => "requests",
             LoadUnit::KvTokens => "kv_tokens",
