@@ -23,14 +23,14 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::blob_file;
 use crate::error::Error;
-use crate::output;
+use crate::output::OutputFile;
 
 /// Expert-locality routing: from recorded traffic to a gateway that knows which experts a request uses
 #[derive(Debug, Parser)]
@@ -107,7 +107,10 @@ impl CompletionsArgs {
 
 /// Parses the arguments of the process, does what they ask for and says how it went.
 pub fn run() -> ExitCode {
-    let done = match Cli::parse().command {
+    // A number below 0 is a value that is out of range, and told so, not an option that nobody knows.
+    let command = Cli::command().mut_subcommands(|command| command.allow_negative_numbers(true));
+    let arguments = Cli::from_arg_matches(&command.get_matches());
+    let done = match arguments.unwrap_or_else(|error| error.exit()).command {
         Command::Fit(fit) => match fit.check() {
             Ok(()) => fit.run(),
             Err(problem) => usage(&["fit"], problem),
@@ -212,13 +215,36 @@ impl BlobFacts {
     }
 }
 
+/// A file that is to be written when the work is done, and whose place is known to be good before.
+struct Promised<'a> {
+    path: &'a Path,
+    what: &'a str,
+    file: OutputFile,
+}
+
+impl<'a> Promised<'a> {
+    fn new(path: &'a Path, what: &'a str) -> Result<Self, Error> {
+        let file = OutputFile::create(path).map_err(|error| not_written(path, what, &error))?;
+        Ok(Self { path, what, file })
+    }
+
+    /// It appears whole or not at all.
+    fn write(mut self, bytes: &[u8]) -> Result<(), Error> {
+        let written = self.file.write_all(bytes);
+        let written = written.and_then(|()| self.file.commit());
+        written.map_err(|error| not_written(self.path, self.what, &error))
+    }
+}
+
 /// Writes `what`, a file that appears whole or not at all.
 fn write(path: &Path, what: &str, bytes: &[u8]) -> Result<(), Error> {
-    output::write(path, bytes).map_err(|error| {
-        let hint = "check that the folder exists, may be written to and has space";
-        let file = path.display();
-        Error::new(format!("{file}: writing {what} failed: {error}"), hint)
-    })
+    Promised::new(path, what)?.write(bytes)
+}
+
+fn not_written(path: &Path, what: &str, error: &std::io::Error) -> Error {
+    let hint = "check that the folder exists, may be written to and has space";
+    let file = path.display();
+    Error::new(format!("{file}: writing {what} failed: {error}"), hint)
 }
 
 /// A bar for the reading of traces, of which nobody knows how long they are.

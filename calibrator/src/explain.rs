@@ -173,15 +173,7 @@ pub fn explain(
         }
         None => {
             let header = prompt.header;
-            route(
-                rule,
-                Some(&map),
-                header,
-                &workers,
-                draw,
-                &mut scratch,
-                |_| (),
-            )
+            route(rule, Some(&map), header, &workers, draw, &mut scratch)
         }
     };
     let request = scratch.request().cloned();

@@ -20,9 +20,9 @@ mod workload;
 
 use eldr_core::signature::Geometry;
 
-pub use draw::{Gates, Generator};
+pub use draw::{Gates, Generator, PROMPT_TOKENS_MEAN};
 pub use measure::{fewer_experts_in_domain, phase_correlation};
-pub use strengths::{Strengths, Targets};
+pub use strengths::{CLUSTER, CLUSTERS, Strengths, Targets};
 pub use workload::{DECODE_TOKENS, Kind, record, requests, workload};
 
 /// A mixture-of-experts model as far as its gates matter.
@@ -38,8 +38,8 @@ pub struct Shape {
     pub phase_correlation: f64,
     /// Bytes of one expert of one layer, MB.
     pub expert_mb: f64,
-    /// Dense weights that every step reads, GB.
-    pub dense_gb: f64,
+    /// Keys and values of one token, KiB.
+    pub kv_kib: f64,
 }
 
 impl Shape {
@@ -53,7 +53,7 @@ impl Shape {
         top_k: 8,
         phase_correlation: 0.90,
         expert_mb: 9.44,
-        dense_gb: 2.46,
+        kv_kib: 96.0,
     };
     /// GPT-OSS-120B.
     pub const GPT_OSS_120B: Self = Shape {
@@ -65,7 +65,7 @@ impl Shape {
         top_k: 4,
         phase_correlation: 0.70,
         expert_mb: 13.24,
-        dense_gb: 3.10,
+        kv_kib: 72.0,
     };
     /// Gemma-4-26B-A4B.
     pub const GEMMA_4_26B_A4B: Self = Shape {
@@ -77,7 +77,7 @@ impl Shape {
         top_k: 8,
         phase_correlation: 0.92,
         expert_mb: 11.89,
-        dense_gb: 4.79,
+        kv_kib: 220.0,
     };
     /// The models of the paper's main figures.
     pub const ALL: [Self; 3] = [

@@ -22,8 +22,8 @@ pub use predict::Prediction;
 pub use published::{Cell, Change};
 
 use crate::error::Error;
-use crate::generate::{Kind, Shape};
-use predict::{NEAR, Pair};
+use crate::generate::{CLUSTER, Kind, Shape};
+use predict::{Curve, Lesson, NEAR, Pair};
 use published::RATES;
 
 /// What is reproduced.
@@ -35,6 +35,8 @@ pub struct Options {
     pub rates: Vec<u32>,
     /// Whether ablations are run.
     pub ablations: bool,
+    /// How much the clusters inside domains differ, which nothing published fixes: a place of [`CLUSTERS`](crate::generate::CLUSTERS).
+    pub cluster: usize,
     /// Seed of requests, fits and arrivals.
     pub seed: u64,
 }
@@ -46,6 +48,7 @@ impl Options {
             size: Size::FULL,
             rates: RATES.to_vec(),
             ablations: true,
+            cluster: CLUSTER,
             seed,
         }
     }
@@ -56,6 +59,7 @@ impl Options {
             size: Size::QUICK,
             rates: vec![40, 80],
             ablations: false,
+            cluster: CLUSTER,
             seed,
         }
     }
@@ -99,7 +103,8 @@ pub fn reproduce(options: &Options, on_piece: impl Fn(&str)) -> Result<Reproduct
     for shape in Shape::ALL {
         let mut growth = Vec::new();
         for kind in Kind::ALL {
-            let (bench, grows) = Bench::new(shape, kind, options.size, options.seed)?;
+            let (bench, grows) =
+                Bench::new(shape, kind, options.cluster, options.size, options.seed)?;
             let known = predict::known(&bench)?;
             growth.push(grows);
             benches.push(bench);
@@ -126,29 +131,39 @@ pub fn reproduce(options: &Options, on_piece: impl Fn(&str)) -> Result<Reproduct
         .collect();
     let mut curves = Vec::new();
     for pair in &pairs {
-        let measured = predict::measured(&pair.bench.shape, pair.bench.kind, &options.rates);
-        curves.push((predict::curve(pair, &options.rates)?, measured.p50));
+        curves.push(Curve::simulate(pair, &options.rates)?);
         on_piece("learning from two models");
     }
+    let lesson = |place: usize| {
+        let Pair { bench, engine, .. } = pairs[place];
+        let measured = predict::measured(&bench.shape, bench.kind, &options.rates).p50;
+        let curve = &curves[place];
+        Lesson {
+            engine,
+            curve,
+            measured,
+        }
+    };
     let (mut predictions, mut ablations) = (Vec::new(), Vec::new());
     for (place, pair) in pairs.iter().enumerate() {
         let shape = pair.bench.shape;
         let is_other = |index: &usize| pairs[*index].bench.shape != shape;
-        let others = (0..pairs.len()).filter(is_other);
-        let learned: Vec<_> = others.map(|index| curves[index]).collect();
-        let part = predict::fit_part(&learned);
-        let in_hindsight = predict::fit_part(&curves[place..=place]);
-        let others: Vec<(&Shape, &Engine)> = (Shape::ALL.iter().zip(&engines))
-            .filter(|(other, _)| **other != shape)
+        let others: Vec<Lesson<'_>> = (0..pairs.len()).filter(is_other).map(lesson).collect();
+        let kv_slowdown = predict::learn(&others);
+        let b_ms = pair.engine.expert_ms(kv_slowdown);
+        let others: Vec<&Engine> = (Shape::ALL.iter().zip(&engines))
+            .filter_map(|(other, engine)| (*other != shape).then_some(engine))
             .collect();
-        let transferred = Engine::transferred(&shape, &others, part);
-        let parts = (part, in_hindsight);
-        predictions.push(predict::predict(pair, &options.rates, parts, transferred)?);
+        let transferred = Engine::transferred(&shape, &others, kv_slowdown);
+        let rates = &options.rates;
+        let curve = &curves[place];
+        let prediction = predict::predict(pair, rates, curve, kv_slowdown, transferred)?;
+        predictions.push(prediction);
         on_piece("predicting the third");
         if options.ablations {
-            ablations.extend(ablations::ablations(pair, part)?);
+            ablations.extend(ablations::ablations(pair, b_ms)?);
             if ablations::varies_workers(&shape, pair.bench.kind) {
-                ablations.extend(ablations::workers(pair, part)?);
+                ablations.extend(ablations::workers(pair, b_ms)?);
             }
             on_piece("ablations");
         }

@@ -94,7 +94,6 @@ fn benches(criterion: &mut Criterion) {
                         &workers,
                         draw,
                         &mut scratch,
-                        |_| (),
                     )
                 });
             });

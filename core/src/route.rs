@@ -231,10 +231,21 @@ pub enum Step {
 
 /// Chooses the decode worker for a request. `map` is the model's bound blob, `header` the value of the
 /// signature header; either may be missing. `workers` must not be empty.
-/// `done` is told of each step, for those who take the time.
 ///
 /// Policies that look at running batches are for [`route_running`]: here `hybrid` is `band`, the others choose the least loaded.
 pub fn route(
+    rule: &Rule,
+    map: Option<&Map>,
+    header: Option<&[u8]>,
+    workers: &[Worker],
+    draw: Draw,
+    scratch: &mut Scratch,
+) -> Decision {
+    route_timed(rule, map, header, workers, draw, scratch, |_| ())
+}
+
+/// As [`route`]; `done` is told of each step, for those who take the time.
+pub fn route_timed(
     rule: &Rule,
     map: Option<&Map>,
     header: Option<&[u8]>,

@@ -62,15 +62,7 @@ fn a_thread_that_has_routed_once_routes_without_allocating() {
                     entropy: 7,
                 };
                 let header = Some(header.as_bytes());
-                let decision = route(
-                    &rule,
-                    Some(&map),
-                    header,
-                    &workers,
-                    draw,
-                    &mut scratch,
-                    |_| (),
-                );
+                let decision = route(&rule, Some(&map), header, &workers, draw, &mut scratch);
                 reasons.push(decision.reason.name());
             }
         }

@@ -10,3 +10,16 @@ pub mod mock;
 pub mod records;
 pub mod setup;
 pub mod soak;
+
+use std::process::{ExitCode, Termination};
+
+/// What a command of this crate ends with: an error goes to stderr with all its causes.
+pub fn exit(done: anyhow::Result<impl Termination>) -> ExitCode {
+    match done {
+        Ok(done) => done.report(),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

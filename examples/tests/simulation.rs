@@ -75,15 +75,7 @@ fn replay(settings: &Settings, workload: &Workload, policy: Policy) -> Outcome {
                     entropy: 0,
                 };
                 let header = Some(header.as_bytes());
-                let decision = route(
-                    &rule,
-                    Some(&map),
-                    header,
-                    &workers,
-                    draw,
-                    &mut scratch,
-                    |_| (),
-                );
+                let decision = route(&rule, Some(&map), header, &workers, draw, &mut scratch);
                 let reason = if policy.looks() {
                     Reason::InBand
                 } else {

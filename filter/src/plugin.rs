@@ -8,7 +8,7 @@ use eldr_core::blob::Blob;
 use eldr_core::decide::{Decision, Draw, Policy, Rule, Worker, WorkerIndex};
 use eldr_core::prefix_hash::{Ring, VNODES};
 use eldr_core::rollout::{Arm, Rollout};
-use eldr_core::route::{Map, Scratch, Step, route};
+use eldr_core::route::{Map, Scratch, Step, route_timed};
 use eldr_core::signature::header_from_eldr_sig;
 
 use crate::body;
@@ -208,7 +208,7 @@ impl Plugin {
         done: impl FnMut(Step),
     ) -> Decision {
         let course = course.into();
-        route(
+        route_timed(
             &self.rule(course),
             self.map(course.model),
             signature,

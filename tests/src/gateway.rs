@@ -329,6 +329,14 @@ impl Gateway {
         self.assert_no_trap();
     }
 
+    /// No worker has received anything.
+    pub fn assert_nothing_sent(&self) {
+        let prefills = std::iter::once(&self.prefill).chain(&self.other_prefills);
+        let received = prefills.chain(&self.decode).flat_map(Upstream::received);
+        let received: Vec<_> = received.collect();
+        assert!(received.is_empty(), "{received:?}");
+    }
+
     /// The filter's VM has not trapped: a trap takes every stream of its thread along.
     pub fn assert_no_trap(&self) {
         let log = self.envoy.log_tail(usize::MAX);

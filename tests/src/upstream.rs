@@ -285,6 +285,12 @@ impl Upstream {
         next.expect("the server holds the other end")
     }
 
+    /// Answers the next request, which `client` sends, with the head of an event stream; what the client got, and the stream.
+    pub async fn streams_to<T>(&mut self, client: impl Future<Output = T>) -> (T, Stream) {
+        let stream = async { self.next().await.stream(Answer::event_stream()) };
+        tokio::join!(client, stream)
+    }
+
     /// All requests received so far, in order.
     pub fn received(&self) -> Vec<Received> {
         lock(&self.shared.received).clone()

@@ -16,6 +16,8 @@ use super::workload::{Domain, Kind};
 const PROMPT_TOKENS: (f64, f64) = (4.0, 1024.0);
 const PROMPT_MEDIAN: f64 = 160.0;
 const PROMPT_SIGMA: f64 = 0.8;
+/// Mean prompt length under that distribution, about.
+pub const PROMPT_TOKENS_MEAN: f64 = 216.0;
 /// Rounds that shift a layer's logits until its probabilities sum to top-k.
 const ROUNDS: usize = 8;
 

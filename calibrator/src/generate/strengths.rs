@@ -40,36 +40,69 @@ pub struct Targets {
     pub phase_correlation: f64,
 }
 
-/// What [`Strengths::solve`] finds with seed 1, for the models and workloads of the paper in their orders: domain and phase.
-const FITTED: [[(f32, f32); 2]; 3] = [
-    [(1.4727, 0.5117), (0.6836, 0.3320)],
-    [(1.7070, 2.0742), (0.6758, 1.0273)],
-    [(1.4492, 0.4414), (0.6836, 0.2539)],
+/// Strengths of clusters for which the others are solved beforehand. Nothing published fixes them: the weakest is as if topics
+/// differed as much as languages do.
+pub const CLUSTERS: [f32; 3] = [1.0, 1.5, 2.0];
+/// Place of what is assumed where nothing is said.
+pub const CLUSTER: usize = 1;
+/// What [`Strengths::solve`] finds with seed 1 for tasks, and [`Strengths::with_fewer`] then for languages: by cluster strength, for
+/// the models of the paper in their order, the strength of the phase and those of the domains.
+const FITTED: [[(f32, [f32; 2]); 3]; CLUSTERS.len()] = [
+    [
+        (0.5586, [1.6133, 0.9570]),
+        (1.9336, [1.4883, 0.4180]),
+        (0.4570, [1.6133, 1.0039]),
+    ],
+    [
+        (0.6602, [1.4414, 0.8164]),
+        (1.7461, [1.1836, 0.0039]),
+        (0.6133, [1.4492, 0.8789]),
+    ],
+    [
+        (0.7305, [1.1211, 0.4805]),
+        (0.9258, [0.0039, 0.0039]),
+        (0.7461, [1.1680, 0.5977]),
+    ],
 ];
-/// Strength of clusters, which nothing published fixes: as if topics differed as much as languages do.
-const CLUSTER: f32 = 1.0;
-/// Strength of single requests, likewise.
+/// Strength of single requests, which nothing published fixes either.
 const REQUEST: f32 = 0.5;
 
+/// Published correlations of the paper's models, lowest and highest.
+const CORRELATION: (f64, f64) = (0.70, 0.92);
+
 impl Targets {
-    /// As published; of a range over models the middle.
+    /// As published. By how much fewer experts a domain activates is a range over the models; which model is where in it was not said.
+    /// Here they are in the order of their correlations: experts that tell decode from prefill tell domains apart.
     pub fn published(shape: &Shape, kind: Kind) -> Self {
         let (least, most) = kind.fewer_experts();
+        let (lowest, highest) = CORRELATION;
+        let place = (shape.phase_correlation - lowest) / (highest - lowest);
         Targets {
-            fewer_experts: f64::midpoint(least, most),
+            fewer_experts: least + (most - least) * place.clamp(0.0, 1.0),
             phase_correlation: shape.phase_correlation,
         }
     }
 }
 
 impl Strengths {
-    /// What meets the [published targets](Targets::published), solved for beforehand.
+    /// What meets the [published targets](Targets::published), solved for beforehand, with clusters of a middle strength.
     pub fn fitted(shape: &Shape, kind: Kind) -> Self {
+        Self::fitted_with(shape, kind, CLUSTER)
+    }
+
+    /// The same with the strength of clusters at a place of [`CLUSTERS`].
+    ///
+    /// How much of a request's experts each phase draws anew is the model's own, so it is the same in both workloads; it is solved for on
+    /// tasks. Where requests differ less, as languages do, prefill then tells less of decode.
+    ///
+    /// # Panics
+    /// No such place.
+    pub fn fitted_with(shape: &Shape, kind: Kind, cluster: usize) -> Self {
         let model = Shape::ALL.iter().position(|other| other == shape);
-        let (domain, phase) = FITTED[model.unwrap_or_default()][kind as usize];
+        let (phase, domains) = FITTED[cluster][model.unwrap_or_default()];
         Strengths {
-            domain,
-            cluster: CLUSTER,
+            domain: domains[kind as usize],
+            cluster: CLUSTERS[cluster],
             request: REQUEST,
             phase,
         }
@@ -90,28 +123,56 @@ impl Strengths {
             request,
             phase: 0.5,
         };
-        let generator = Generator::new(shape, kind, found, seed);
-        let drawn: Vec<Drawn> = (0..REQUESTS)
-            .into_par_iter()
-            .map(|index| generator.draw(index))
-            .collect();
-        let gates = |strengths: Strengths| -> Vec<Gates> {
-            let generator = generator.clone().with_strengths(strengths);
-            let drawn = drawn.par_iter().cloned();
-            drawn.map(|drawn| generator.finish(drawn)).collect()
-        };
+        let draws = Draws::new(shape, kind, seed);
         for _ in 0..TURNS {
-            found.domain = bisect(|domain| {
-                let fewer =
-                    fewer_experts_in_domain(&gates(Strengths { domain, ..found }), BATCH, seed);
-                fewer.is_none_or(|fewer| fewer < targets.fewer_experts)
-            });
+            found.domain = draws.domain(found, targets.fewer_experts);
             found.phase = bisect(|phase| {
-                let rho = phase_correlation(&gates(Strengths { phase, ..found }), seed);
+                let rho = phase_correlation(&draws.gates(Strengths { phase, ..found }), seed);
                 rho.is_some_and(|rho| rho > targets.phase_correlation)
             });
         }
         found
+    }
+
+    /// The same with domains of such a strength that a batch of one domain activates so much fewer experts, or as near as it gets.
+    #[must_use]
+    pub fn with_fewer(self, shape: Shape, kind: Kind, fewer_experts: f64, seed: u64) -> Self {
+        let domain = Draws::new(shape, kind, seed).domain(self, fewer_experts);
+        Strengths { domain, ..self }
+    }
+}
+
+/// The draws that strengths are solved on.
+struct Draws {
+    generator: Generator,
+    drawn: Vec<Drawn>,
+    seed: u64,
+}
+
+impl Draws {
+    fn new(shape: Shape, kind: Kind, seed: u64) -> Self {
+        // What is drawn does not depend on the strengths.
+        let generator = Generator::new(shape, kind, Strengths::fitted(&shape, kind), seed);
+        let indices = (0..REQUESTS).into_par_iter();
+        Draws {
+            drawn: indices.map(|index| generator.draw(index)).collect(),
+            generator,
+            seed,
+        }
+    }
+
+    fn gates(&self, strengths: Strengths) -> Vec<Gates> {
+        let generator = self.generator.clone().with_strengths(strengths);
+        let drawn = self.drawn.par_iter().cloned();
+        drawn.map(|drawn| generator.finish(drawn)).collect()
+    }
+
+    fn domain(&self, others: Strengths, fewer_experts: f64) -> f32 {
+        bisect(|domain| {
+            let gates = self.gates(Strengths { domain, ..others });
+            let fewer = fewer_experts_in_domain(&gates, BATCH, self.seed);
+            fewer.is_none_or(|fewer| fewer < fewer_experts)
+        })
     }
 }
 

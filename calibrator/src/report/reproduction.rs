@@ -77,13 +77,13 @@ pub fn reproduction(of: &Reproduction, command: &str) -> Result<String, Error> {
         times(&mut page, prediction, "99th percentile", |cell| cell.p99_ms)?;
     }
     page.heading("What an expert costs");
-    page.text("Times under load balancers do not tell what an expert costs from what a request costs. The part that is the experts' is learned from two models; here is what other costs would give.");
+    page.text("Times under load balancers hardly tell what an expert costs from what a request costs. A request costs at least what reading its KV cache does; how many times more slowly than the memory can that goes is learned from two models. Here is what other costs would give.");
     let rows: Vec<Vec<String>> = of.predictions.iter().map(sensitivity).collect();
     page.table(
         &[
             "model",
             "workload",
-            "part",
+            "KV slowdown",
             "b, ms",
             "change",
             "at the bandwidth's floor",
@@ -149,8 +149,8 @@ fn sensitivity(of: &Prediction) -> Vec<String> {
     let mut row = vec![
         of.model.to_owned(),
         of.workload.name().to_owned(),
-        format!("{:.2}", of.part),
-        format!("{:.3}", of.part * of.line.b_ms),
+        format!("{:.1}", of.kv_slowdown),
+        format!("{:.3}", of.b_ms),
         signed(of.simulated.p50),
     ];
     row.extend(of.sensitivity.iter().map(|other| signed(other.p50)));

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::bench::{Bench, Fit};
 use super::predict::{Pair, specs};
-use super::published::{ABLATION_RATE, Change, WORKERS, ablation};
+use super::published::{ABLATION_RATE, BAND, Change, WORKERS, ablation};
 use crate::error::Error;
 use crate::generate::{Kind, Shape};
 
@@ -45,17 +45,16 @@ impl Ablation {
     }
 }
 
-/// Tau, K-means and layers, at the rate at which they were measured.
-pub(super) fn ablations(pair: &Pair<'_>, part: f64) -> Result<Vec<Ablation>, Error> {
+/// Tau, K-means and layers, at the rate at which they were measured, and with centroids that stay, as there.
+pub(super) fn ablations(pair: &Pair<'_>, b_ms: f64) -> Result<Vec<Ablation>, Error> {
     let Bench { shape, kind, .. } = *pair.bench;
-    let b_ms = part * pair.engine.line().b_ms;
     let step = pair.engine.near(ABLATION_RATE, kind, b_ms);
     let names = [
         "round_robin",
-        "band:cap=none:tau=0",
-        "band:cap=none:tau=0.1",
-        "band:cap=none:tau=0.2",
-        "band:cap=none:tau=0.3",
+        "band:tau=0",
+        "band:tau=0.1",
+        "band:tau=0.2",
+        "band:tau=0.3",
     ];
     let run = |known: &_, names: &[&str]| {
         pair.bench
@@ -107,11 +106,10 @@ pub(super) fn ablations(pair: &Pair<'_>, part: f64) -> Result<Vec<Ablation>, Err
 const BY_WORKERS: [(usize, &str, f64); 3] = [(8, "8", -8.0), (16, "16", -9.8), (24, "24", -10.2)];
 
 /// 8, 16 and 24 decode workers at the same load per worker, of Qwen3-30B-A3B's language mix, whose mean is the published one.
-pub(super) fn workers(pair: &Pair<'_>, part: f64) -> Result<Vec<Ablation>, Error> {
+pub(super) fn workers(pair: &Pair<'_>, b_ms: f64) -> Result<Vec<Ablation>, Error> {
     let Bench { shape, kind, .. } = *pair.bench;
-    let b_ms = part * pair.engine.line().b_ms;
     let step = pair.engine.near(ABLATION_RATE, kind, b_ms);
-    let policies = specs(&["round_robin", "band:cap=none"]);
+    let policies = specs(&["round_robin", BAND]);
     let mut changes = Vec::new();
     for (workers, ..) in BY_WORKERS {
         let known = pair.bench.known(workers, Fit::Published)?;

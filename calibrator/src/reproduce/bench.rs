@@ -5,7 +5,6 @@ use std::time::Duration;
 use eldr_core::blob::Blob;
 use eldr_core::decide::Rule;
 use eldr_core::engine::StepModel;
-use eldr_core::route::Map;
 
 use super::engine::Growth;
 use super::published::Cell;
@@ -29,7 +28,7 @@ pub struct Size {
     pub calibration: usize,
     /// Different requests that are replayed.
     pub requests: usize,
-    /// Seconds in which requests arrive. The first quarter is not measured: batches fill.
+    /// Seconds in which requests arrive. All are measured, those that meet empty workers too, as published.
     pub seconds: u64,
 }
 
@@ -70,15 +69,23 @@ pub struct Bench {
     workload: Workload,
     seconds: u64,
     seed: u64,
+    pub(super) strengths: Strengths,
 }
 
 impl Bench {
-    /// Generates requests to fit to and others to replay, and counts how experts grow among the latter.
+    /// Generates requests to fit to and others to replay, and counts how experts grow among the latter. `cluster` is a place of
+    /// [`CLUSTERS`](crate::generate::CLUSTERS).
     ///
     /// # Errors
     /// None in practice.
-    pub fn new(shape: Shape, kind: Kind, size: Size, seed: u64) -> Result<(Self, Growth), Error> {
-        let strengths = Strengths::fitted(&shape, kind);
+    pub fn new(
+        shape: Shape,
+        kind: Kind,
+        cluster: usize,
+        size: Size,
+        seed: u64,
+    ) -> Result<(Self, Growth), Error> {
+        let strengths = Strengths::fitted_with(&shape, kind, cluster);
         let generator = Generator::new(shape, kind, strengths, seed);
         let end = size.calibration + size.requests;
         let bench = Bench {
@@ -88,6 +95,7 @@ impl Bench {
             workload: generate::workload(&generator, size.calibration..end)?,
             seconds: size.seconds,
             seed,
+            strengths,
         };
         let sample = generator.gates(size.calibration..end.min(size.calibration + 1_000));
         let growth = Growth::of(&sample, shape.geometry.layers);
@@ -115,7 +123,7 @@ impl Bench {
         if how == Fit::Plain {
             plain_kmeans(&mut blob, &self.calibration);
         }
-        Ok(Known::new(Map::bind(blob, &names)?, &self.workload))
+        Ok(Known::of_blob(blob, &names, &self.workload)?)
     }
 
     /// Runs policies at a rate; one cell each.
@@ -135,7 +143,7 @@ impl Bench {
             step,
             decode_workers: workers,
             duration,
-            warm_up: duration / 4,
+            warm_up: Duration::ZERO,
             ..Cluster::default()
         };
         let setting = Setting {
@@ -152,7 +160,11 @@ impl Bench {
                 permute_signatures: false,
                 mix: None,
             },
-            rule: Rule::default(),
+            // At least two regions are candidates in the runs that were published.
+            rule: Rule {
+                widen_single: true,
+                ..Rule::as_published(0.1)
+            },
             known: Some(known),
         };
         let compared = compare(setting, policies, &[self.seed], || ())?;

@@ -1,14 +1,15 @@
 //! The decode worker of one model, from its published times under load balancers.
 //!
-//! These do not tell what an expert costs from what a request costs: both grow together. So one number is open: which part of the
-//! growth is the experts' own. Given that part, the coefficients at each rate follow from the times near it, so that a change of
-//! kernels, which a linear model over all rates cannot have, does little harm.
+//! These hardly tell what an expert costs from what a request costs: both grow together. Two bounds help: an expert costs its bytes at
+//! the memory's bandwidth at least, and a request the bytes of its KV cache, which are read more slowly. How much more slowly is the one
+//! number that is open. Given it, an expert's cost follows by least squares, and the coefficients at each rate from the times near it,
+//! so that a change of kernels, which a linear model over all rates cannot have, does little harm.
 
 use eldr_core::engine::StepModel;
 use serde::Serialize;
 
 use super::published::{RATES, WORKERS, cell};
-use crate::generate::{DECODE_TOKENS, Gates, Kind, Shape};
+use crate::generate::{DECODE_TOKENS, Gates, Kind, PROMPT_TOKENS_MEAN, Shape};
 use crate::steps::{Sample, least_squares};
 
 /// Policies whose batches are mixed and of like size.
@@ -63,10 +64,13 @@ pub struct Engine {
     /// By rate and workload, under load balancers; the batch by Little's law, experts by the generator.
     samples: Vec<(u32, Kind, Sample)>,
     growth: [Growth; 2],
+    layers: f64,
     /// Least squares over all rates as if experts were all that grows.
     line: Line,
     /// Least cost of an expert: its bytes over the bandwidth.
     floor_ms: f64,
+    /// Least cost of a request: the bytes of its KV cache over the bandwidth, half of the answer written.
+    kv_ms: f64,
 }
 
 /// t = t0 + b·U.
@@ -116,9 +120,33 @@ impl Engine {
         Engine {
             samples,
             growth,
+            layers: shape.geometry.layers as f64,
             line: Line { t0_ms, b_ms, r2 },
-            floor_ms: shape.geometry.layers as f64 * shape.expert_mb / BANDWIDTH,
+            floor_ms: floor_ms(shape),
+            kv_ms: kv_ms(shape),
         }
+    }
+
+    /// Cost of an expert if KV caches are read so many times more slowly than the memory can: least squares over all rates in which a
+    /// request costs what its cache does at least, and an expert what its bytes do.
+    pub fn expert_ms(&self, kv_slowdown: f64) -> f64 {
+        let samples: Vec<Sample> = self.samples.iter().map(|(.., sample)| *sample).collect();
+        let free = least_squares(
+            &samples,
+            &[|_| 1.0, |sample| sample.experts, |sample| sample.batch],
+        );
+        let request_ms = kv_slowdown * self.kv_ms;
+        let b_ms = if free[2] >= request_ms {
+            free[1]
+        } else {
+            let left = samples.iter().map(|sample| Sample {
+                ms: sample.ms - request_ms * sample.batch,
+                ..*sample
+            });
+            let left: Vec<Sample> = left.collect();
+            least_squares(&left, &[|_| 1.0, |sample| sample.experts])[1]
+        };
+        b_ms.max(self.floor_ms)
     }
 
     /// The line over all rates.
@@ -160,35 +188,40 @@ impl Engine {
         }
     }
 
-    /// One linear model for all rates, out of other models' lines alone: an expert costs the same multiple of its least cost, the
-    /// rest as much per layer. `part` as ever.
-    pub fn transferred(shape: &Shape, others: &[(&Shape, &Engine)], part: f64) -> StepModel {
+    /// One linear model for all rates, out of other models' times alone: an expert costs the same multiple of its least cost, the
+    /// rest as much per layer. `kv_slowdown` as ever.
+    pub fn transferred(shape: &Shape, others: &[&Engine], kv_slowdown: f64) -> StepModel {
         let count = others.len() as f64;
-        let mean = |value: &dyn Fn(&Shape, &Engine) -> f64| -> f64 {
-            others
-                .iter()
-                .map(|(shape, engine)| value(shape, engine))
-                .sum::<f64>()
-                / count
+        let mean = |value: &dyn Fn(&Engine) -> f64| -> f64 {
+            others.iter().map(|engine| value(engine)).sum::<f64>() / count
         };
-        let per_layer = |shape: &Shape, value: f64| value / shape.geometry.layers as f64;
-        let rest = |engine: &Engine| -> (f64, f64) {
-            let b_ms = engine.line.b_ms * part;
+        let rest = |engine: &Engine, coefficient: usize| -> f64 {
+            let b_ms = engine.expert_ms(kv_slowdown);
             let left = engine.samples.iter().map(|(.., sample)| Sample {
                 ms: sample.ms - b_ms * sample.experts,
                 ..*sample
             });
             let left: Vec<Sample> = left.collect();
             let found = least_squares(&left, &[|_| 1.0, |sample| sample.batch]);
-            (found[0], found[1])
+            found[coefficient] / engine.layers
         };
         let layers = shape.geometry.layers as f64;
-        let floor = layers * shape.expert_mb / BANDWIDTH;
         StepModel {
-            t0_ms: layers * mean(&|shape, engine| per_layer(shape, rest(engine).0)),
-            b_ms: floor * part * mean(&|_, engine| engine.line.b_ms / engine.floor_ms),
-            c_ms: layers * mean(&|shape, engine| per_layer(shape, rest(engine).1)),
+            t0_ms: layers * mean(&|engine| rest(engine, 0)),
+            b_ms: floor_ms(shape) * mean(&|engine| engine.expert_ms(kv_slowdown) / engine.floor_ms),
+            c_ms: layers * mean(&|engine| rest(engine, 1)),
             kv_ms_per_1k: 0.0,
         }
     }
+}
+
+/// One expert in every layer.
+fn floor_ms(shape: &Shape) -> f64 {
+    shape.geometry.layers as f64 * shape.expert_mb / BANDWIDTH
+}
+
+/// The mean KV cache of a request.
+fn kv_ms(shape: &Shape) -> f64 {
+    let tokens = PROMPT_TOKENS_MEAN + f64::from(DECODE_TOKENS) / 2.0;
+    tokens * shape.kv_kib * 1024.0 / 1e6 / BANDWIDTH
 }

@@ -1,6 +1,5 @@
 //! A reproduction of round numbers, for tests of what is shown of it.
 
-use super::engine::Line;
 use super::predict::{Compared, Prediction, Sensitivity};
 use super::published::POLICIES;
 use super::{Ablation, Cell, Change, Reproduction};
@@ -33,14 +32,10 @@ pub(crate) fn small() -> Reproduction {
     let prediction = Prediction {
         workload: Kind::Task,
         model: Shape::QWEN3_30B_A3B.name,
-        part: 0.5,
-        part_in_hindsight: 0.6,
+        kv_slowdown: 6.5,
+        b_ms: 0.125,
+        b_in_hindsight_ms: 0.15,
         strengths: Strengths::fitted(&Shape::QWEN3_30B_A3B, Kind::Task),
-        line: Line {
-            t0_ms: 4.0,
-            b_ms: 0.25,
-            r2: 0.9,
-        },
         cells: POLICIES.iter().enumerate().flat_map(compared).collect(),
         simulated: change(-12.0),
         published: change(-14.0),

@@ -1,23 +1,25 @@
 //! Prediction of one model out of the two others.
 //!
-//! Open is one number, the part of a step's growth that is the experts' own ([`super::engine`]). It is fitted to what ELDR gained on two
-//! models and used on the third, of which its load balancers' times are known and nothing that looked at experts. Beside it stands the
-//! stricter question, in which the third model's step times too come from the other two and its size.
+//! Open is one number, how slowly KV caches are read ([`super::engine`]). It is fitted to what ELDR gained on two models and used on the
+//! third, of which its load balancers' times are known and nothing that looked at experts. Beside it stands the stricter question, in
+//! which the third model's step times too come from the other two and its size.
 
 use eldr_core::engine::StepModel;
 use rayon::prelude::*;
 use serde::Serialize;
 
 use super::bench::{Bench, Fit};
-use super::engine::{Engine, Line};
-use super::published::{self, Cell, Change, GUESS, POLICIES, WORKERS};
+use super::engine::Engine;
+use super::published::{self, BAND, Cell, Change, GUESS, POLICIES, WORKERS};
 use crate::error::Error;
 use crate::generate::{Kind, Shape, Strengths};
 use crate::simulate::{Known, PolicySpec};
 
-/// Parts that are simulated; between them is interpolated.
-pub const PARTS: [f64; 4] = [0.2, 0.5, 0.8, 1.0];
-/// Steps in which the part is searched.
+/// Costs of an expert that are simulated, as parts of what it costs if experts are all that makes steps grow; between them is
+/// interpolated, beyond them extended.
+const PARTS: [f64; 3] = [0.3, 0.6, 0.9];
+/// The slowest reading of KV caches that is searched for, as a multiple of the fastest, and the steps of the search.
+const SLOWDOWN_MAX: f64 = 20.0;
 const STEPS: usize = 400;
 /// How near a prediction of the change in the median is to come, in points.
 pub const NEAR: f64 = 3.0;
@@ -49,14 +51,14 @@ pub struct Prediction {
     pub workload: Kind,
     /// Model.
     pub model: &'static str,
-    /// Part of the growth that is the experts' own, from the other two models.
-    pub part: f64,
-    /// The part that this model's own figures ask for; of no use to a prediction.
-    pub part_in_hindsight: f64,
+    /// How many times more slowly than the memory can KV caches are read, from the other two models.
+    pub kv_slowdown: f64,
+    /// The cost of an expert that follows, ms.
+    pub b_ms: f64,
+    /// The cost that this model's own figures ask for; of no use to a prediction.
+    pub b_in_hindsight_ms: f64,
     /// How much requests differ, and in what.
     pub strengths: Strengths,
-    /// The line whose b is multiplied by the part.
-    pub line: Line,
     /// Every cell.
     pub cells: Vec<Compared>,
     /// Change of ELDR's rule against round robin in the mean over rates: simulated.
@@ -117,7 +119,7 @@ pub(super) fn band_change(
     rates: &[u32],
     step: impl Fn(u32) -> StepModel + Sync,
 ) -> Result<Change, Error> {
-    let policies = specs(&["round_robin", "band:cap=none"]);
+    let policies = specs(&["round_robin", BAND]);
     let changes = rates.par_iter().map(|&rate| {
         let cells = pair
             .bench
@@ -127,43 +129,78 @@ pub(super) fn band_change(
     Ok(Change::mean(changes.collect::<Result<Vec<_>, Error>>()?))
 }
 
-/// By part, the simulated change in the median.
-pub(super) fn curve(pair: &Pair<'_>, rates: &[u32]) -> Result<[f64; PARTS.len()], Error> {
-    let mut curve = [0.0; PARTS.len()];
-    for (part, change) in PARTS.into_iter().zip(&mut curve) {
-        let b_ms = part * pair.engine.line().b_ms;
-        let kind = pair.bench.kind;
-        *change = band_change(pair, rates, |rate| pair.engine.near(rate, kind, b_ms))?.p50;
+/// Simulated changes in the median under ELDR's rule, by the cost of an expert.
+#[derive(Clone, Debug)]
+pub(super) struct Curve {
+    /// Ascending: cost in ms, change in %.
+    points: Vec<(f64, f64)>,
+}
+
+impl Curve {
+    pub(super) fn simulate(pair: &Pair<'_>, rates: &[u32]) -> Result<Self, Error> {
+        let points = PARTS.map(|part| {
+            let b_ms = part * pair.engine.line().b_ms;
+            let change = band_change(pair, rates, |rate| {
+                pair.engine.near(rate, pair.bench.kind, b_ms)
+            })?;
+            Ok((b_ms, change.p50))
+        });
+        let points = points.into_iter().collect::<Result<_, Error>>()?;
+        Ok(Curve { points })
     }
-    Ok(curve)
+
+    /// So much change per ms.
+    #[cfg(test)]
+    pub(super) fn line(slope: f64) -> Self {
+        let points = [0.0, 1.0].map(|b_ms| (b_ms, slope * b_ms));
+        Curve {
+            points: points.into(),
+        }
+    }
+
+    /// The change at a cost.
+    fn at(&self, b_ms: f64) -> f64 {
+        let after = self.points.iter().position(|(cost, _)| *cost >= b_ms);
+        let after = after.unwrap_or(self.points.len() - 1).max(1);
+        let ((low, from), (high, to)) = (self.points[after - 1], self.points[after]);
+        from + (to - from) * (b_ms - low) / (high - low)
+    }
+
+    /// The cost up to `most_ms` at which the change comes nearest to a measured one.
+    fn cost_of(&self, measured: f64, most_ms: f64) -> f64 {
+        nearest(most_ms, |b_ms| (self.at(b_ms) - measured).powi(2))
+    }
 }
 
-/// The part at which simulated changes come nearest to measured ones, by squared error.
-pub(super) fn fit_part(curves: &[([f64; PARTS.len()], f64)]) -> f64 {
-    let first = PARTS[0];
-    let last = PARTS[PARTS.len() - 1];
-    let error = |part: f64| -> f64 {
-        let errors = curves
-            .iter()
-            .map(|(curve, measured)| interpolate(curve, part) - measured);
-        let sum: f64 = errors.map(|error| error * error).sum();
-        // What cannot be simulated fits nothing: the sign of a NaN would decide otherwise.
-        if sum.is_nan() { f64::INFINITY } else { sum }
-    };
-    let parts = (0..=STEPS).map(|step| first + (last - first) * step as f64 / STEPS as f64);
-    parts
-        .min_by(|&a, &b| error(a).total_cmp(&error(b)))
-        .unwrap_or(last)
+/// One model and workload that is learned from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lesson<'a> {
+    pub(super) engine: &'a Engine,
+    pub(super) curve: &'a Curve,
+    /// Measured change in the median, %.
+    pub(super) measured: f64,
 }
 
-fn interpolate(curve: &[f64; PARTS.len()], part: f64) -> f64 {
-    let after = PARTS
-        .iter()
-        .position(|&other| other >= part)
-        .unwrap_or(PARTS.len() - 1)
-        .max(1);
-    let (low, high) = (PARTS[after - 1], PARTS[after]);
-    curve[after - 1] + (curve[after] - curve[after - 1]) * (part - low) / (high - low)
+/// How slowly KV caches are read if simulated changes are to come nearest to measured ones, by squared error.
+pub(super) fn learn(lessons: &[Lesson<'_>]) -> f64 {
+    nearest(SLOWDOWN_MAX, |kv_slowdown| {
+        let errors = lessons.iter().map(|lesson| {
+            let b_ms = lesson.engine.expert_ms(kv_slowdown);
+            lesson.curve.at(b_ms) - lesson.measured
+        });
+        errors.map(|error| error * error).sum()
+    })
+}
+
+/// Where from 0 to `most` the error is least; the lowest such place.
+fn nearest(most: f64, error: impl Fn(f64) -> f64) -> f64 {
+    let places = (0..=STEPS).map(|step| most * step as f64 / STEPS as f64);
+    // What cannot be simulated fits nothing: the sign of a NaN would decide otherwise.
+    let errors = places.map(|place| (place, error(place)));
+    let numbers = errors.filter(|(_, error)| !error.is_nan());
+    numbers
+        .min_by(|(_, a), (_, b)| a.total_cmp(b))
+        .map_or(0.0, |(place, _)| place)
 }
 
 /// Measured change of ELDR in the mean over rates.
@@ -175,16 +212,17 @@ pub(super) fn measured(shape: &Shape, kind: Kind, rates: &[u32]) -> Change {
     )
 }
 
-/// Runs everything of one model and workload with a part that is given.
+/// Runs everything of one model and workload, given how slowly KV caches are read.
 pub(super) fn predict(
     pair: &Pair<'_>,
     rates: &[u32],
-    parts: (f64, f64),
+    curve: &Curve,
+    kv_slowdown: f64,
     transferred: StepModel,
 ) -> Result<Prediction, Error> {
     let Bench { shape, kind, .. } = *pair.bench;
-    let (part, part_in_hindsight) = parts;
-    let b_ms = part * pair.engine.line().b_ms;
+    let b_ms = pair.engine.expert_ms(kv_slowdown);
+    let published = measured(&shape, kind, rates);
     let policies = specs(&POLICIES.map(|(.., spec)| spec));
     let runs = rates.par_iter().map(|&rate| {
         let step = pair.engine.near(rate, kind, b_ms);
@@ -203,29 +241,26 @@ pub(super) fn predict(
         Ok(compared.collect::<Vec<_>>())
     });
     let cells = runs.collect::<Result<Vec<_>, Error>>()?.concat();
-    let with_b = |what, b_ms: f64| -> Result<Sensitivity, Error> {
-        let change = band_change(pair, rates, |rate| pair.engine.near(rate, kind, b_ms))?;
-        Ok(Sensitivity {
-            what,
-            b_ms,
-            p50: change.p50,
-        })
+    let with_b = |what, b_ms: f64| Sensitivity {
+        what,
+        b_ms,
+        p50: curve.at(b_ms),
     };
     let sensitivity = vec![
-        with_b("floor", pair.engine.floor_ms())?,
-        with_b("half", b_ms / 2.0)?,
-        with_b("double", b_ms * 2.0)?,
+        with_b("floor", pair.engine.floor_ms()),
+        with_b("half", b_ms / 2.0),
+        with_b("double", b_ms * 2.0),
     ];
     let mut prediction = Prediction {
         workload: kind,
         model: shape.name,
-        part,
-        part_in_hindsight,
-        strengths: Strengths::fitted(&shape, kind),
-        line: pair.engine.line(),
+        kv_slowdown,
+        b_ms,
+        b_in_hindsight_ms: curve.cost_of(published.p50, pair.engine.line().b_ms),
+        strengths: pair.bench.strengths,
         cells,
         simulated: Change::mean([]),
-        published: measured(&shape, kind, rates),
+        published,
         transferred_p50: band_change(pair, rates, |_| transferred)?.p50,
         sensitivity,
     };
@@ -246,16 +281,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_part_is_found_where_the_simulation_meets_the_measurement() {
-        let line = |slope: f64| PARTS.map(|part| slope * part);
-        assert!((fit_part(&[(line(-20.0), -10.0)]) - 0.5).abs() < 0.01);
-        // Between two that disagree, and no further than what was simulated.
-        let both = fit_part(&[(line(-20.0), -8.0), (line(-20.0), -12.0)]);
-        assert!((both - 0.5).abs() < 0.01, "{both}");
-        assert_eq!(fit_part(&[(line(-20.0), -50.0)]), 1.0);
-        assert_eq!(fit_part(&[(line(-20.0), 5.0)]), PARTS[0]);
-        let mut broken = line(-20.0);
-        broken[3] = -f64::NAN;
-        assert!((fit_part(&[(broken, -10.0)]) - 0.5).abs() < 0.01);
+    fn a_cost_is_found_where_the_simulation_meets_the_measurement() {
+        let line = Curve {
+            points: vec![(0.1, -4.0), (0.2, -8.0), (0.3, -12.0)],
+        };
+        assert!((line.at(0.15) + 6.0).abs() < 1e-9);
+        // Beyond what was simulated as there.
+        assert!(line.at(0.0).abs() < 1e-9 && (line.at(0.4) + 16.0).abs() < 1e-9);
+        assert!((line.cost_of(-10.0, 1.0) - 0.25).abs() < 0.01);
+        assert_eq!(line.cost_of(-50.0, 0.5), 0.5);
+        assert_eq!(line.cost_of(5.0, 0.5), 0.0);
+        let broken = Curve {
+            points: vec![(0.1, -4.0), (0.2, f64::NAN)],
+        };
+        assert_eq!(broken.cost_of(-10.0, 0.5), 0.0);
     }
 }

@@ -18,16 +18,18 @@ pub const WORKERS: usize = 16;
 /// The mean of the change in the median over all cells: what one would guess without any model.
 pub const GUESS: f64 = -9.8;
 
-/// What runs: name here, name as published where it was measured, and the simulator's policy. ELDR's rule has no load cap.
+/// ELDR's rule as it was measured: centroids refitted every second to the last five.
+pub const BAND: &str = "band:refit=1/5";
+/// What runs: name here, name as published where it was measured, and the simulator's policy. Published rules have no load cap.
 pub const POLICIES: [(&str, Option<&str>, &str); 8] = [
     ("round robin", Some("rr"), "round_robin"),
     ("random", Some("random"), "random"),
     ("least loaded", Some("jsq"), "least_loaded"),
     ("p2c", Some("p2c"), "p2c"),
-    ("label", Some("domain"), "label:cap=none"),
-    ("band", Some("eldr"), "band:cap=none"),
-    ("marginal", None, "marginal"),
-    ("hybrid", None, "hybrid"),
+    ("label", Some("domain"), "label"),
+    ("band", Some("eldr"), BAND),
+    ("marginal", None, "marginal:cap=1.25"),
+    ("hybrid", None, "hybrid:cap=1.25"),
 ];
 
 /// Time per output token of one cell, ms.

@@ -10,6 +10,7 @@ const TINY: Options = Options {
     },
     rates: Vec::new(),
     ablations: false,
+    cluster: crate::generate::CLUSTER,
     seed: 3,
 };
 
@@ -38,14 +39,6 @@ fn every_model_is_predicted_from_the_others_and_the_same_seed_says_the_same() {
     assert_eq!(format!("{found:?}"), format!("{again:?}"));
 }
 
-/// Nothing that a model's own signatures gained reaches its prediction: its part comes from the other two.
-#[test]
-fn the_third_models_gain_is_not_looked_at() {
-    let learned = [([-2.0, -5.0, -8.0, -10.0], -8.0); 4];
-    let part = predict::fit_part(&learned);
-    assert!((part - 0.8).abs() < 0.01, "{part}");
-}
-
 #[test]
 fn near_each_rate_the_engine_takes_the_published_time() {
     use crate::generate::{Generator, Strengths};
@@ -60,6 +53,19 @@ fn near_each_rate_the_engine_takes_the_published_time() {
     assert!((30.0..128.0).contains(&most) && growth[0].experts(500.0) == most);
     let engine = Engine::new(&shape, growth.clone());
     assert!(engine.line().r2 > 0.9, "{:?}", engine.line());
+    // The slower KV caches are read, the less of the growth is the experts', down to what their bytes cost.
+    let costs = [0.0, 3.0, 6.0, 50.0].map(|slowdown| engine.expert_ms(slowdown));
+    assert!(costs.is_sorted_by(|a, b| a > b), "{costs:?}");
+    assert_eq!(costs[3], engine.floor_ms());
+    // What is learned from one lesson is what it teaches.
+    let curve = predict::Curve::line(-50.0);
+    let lesson = Lesson {
+        engine: &engine,
+        curve: &curve,
+        measured: -50.0 * costs[2],
+    };
+    let learned = predict::learn(&[lesson]);
+    assert!((learned - 6.0).abs() < 0.1, "{learned}");
     for rate in RATES {
         let cell = published::cell(&shape, Kind::Task, "rr", rate).unwrap();
         for b_ms in [engine.floor_ms(), engine.line().b_ms, 9.0] {

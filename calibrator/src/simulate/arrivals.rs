@@ -15,6 +15,8 @@ use crate::error::Error;
 
 /// Most requests of one run.
 pub const ARRIVALS_MAX: usize = 1_000_000;
+/// Most tokens that they decode: about an hour's work.
+pub const DECODED_MAX: u64 = 1_000_000_000;
 
 /// One request of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -96,7 +98,8 @@ impl Plan<'_> {
     /// Draws the arrivals; the same seed gives the same ones. Drawn requests come in random order, each once before any comes again.
     ///
     /// # Errors
-    /// A record lacks a time or length that is needed; more than [`ARRIVALS_MAX`] arrivals; none at all.
+    /// A record lacks a time or length that is needed; more than [`ARRIVALS_MAX`] arrivals or [`DECODED_MAX`] tokens; none at all, or none of
+    /// more than one token.
     pub fn arrivals(&self, workload: &Workload, seed: u64) -> Result<Vec<Arrival>, Error> {
         let mut signatures: Vec<usize> = (0..workload.requests.len()).collect();
         if self.permute_signatures {
@@ -157,6 +160,17 @@ impl Plan<'_> {
                 entropy: rng.next_u64(),
             });
         }
+        let tokens = arrivals.iter().map(|of| u64::from(of.decode_tokens));
+        let tokens: u64 = tokens.sum();
+        if tokens > DECODED_MAX {
+            return Err(Error::new(
+                format!(
+                    "{} requests decode {tokens} tokens, at most {DECODED_MAX} are simulated",
+                    arrivals.len()
+                ),
+                "give fewer --decode-tokens, a lower --rate or a shorter --duration",
+            ));
+        }
         if arrivals.is_empty() {
             return Err(Error::new(
                 format!(
@@ -164,6 +178,12 @@ impl Plan<'_> {
                     self.duration.as_secs_f64()
                 ),
                 "give a longer --duration or a higher --rate",
+            ));
+        }
+        if arrivals.iter().all(|of| of.decode_tokens < 2) {
+            return Err(Error::new(
+                "no request decodes more than one token, so that none has a time per output token",
+                "give --decode-tokens 2 or more, or longer --lengths",
             ));
         }
         Ok(arrivals)

@@ -206,15 +206,7 @@ impl Router for ByRule<'_> {
                 };
                 route_by(&self.rule, map, found, workers, draw)
             }
-            None => route(
-                &self.rule,
-                None,
-                None,
-                workers,
-                draw,
-                &mut self.scratch,
-                |_| (),
-            ),
+            None => route(&self.rule, None, None, workers, draw, &mut self.scratch),
         }
     }
 }
@@ -236,15 +228,7 @@ impl Router for ByFollowing {
             self.follower.see(ask.now.as_secs_f64(), header);
         }
         let (map, scratch) = (Some(self.follower.map()), &mut self.scratch);
-        route(
-            &self.rule,
-            map,
-            header,
-            ask.workers,
-            ask.draw,
-            scratch,
-            |_| (),
-        )
+        route(&self.rule, map, header, ask.workers, ask.draw, scratch)
     }
 }
 
@@ -265,18 +249,29 @@ impl ByLabel {
                 "leave it out of --policies, or record `label`",
             ));
         }
-        let counts: Vec<usize> = labels.values().copied().collect();
-        let index: BTreeMap<&Arc<str>, usize> = labels.keys().zip(0..).collect();
+        // As published: labels whose share is less than one worker's have workers in common.
+        let total: usize = labels.values().sum();
+        let (large, small): (Vec<_>, Vec<_>) = labels
+            .iter()
+            .partition(|(_, count)| **count * workers >= total);
+        let mut counts: Vec<usize> = large.iter().map(|(_, count)| **count).collect();
+        let index: BTreeMap<&Arc<str>, usize> =
+            large.iter().map(|(label, _)| *label).zip(0..).collect();
+        if !small.is_empty() {
+            counts.push(small.iter().map(|(_, count)| **count).sum());
+        }
         let similarities = workload.requests.iter().map(|request| {
-            let own = index.get(request.label.as_ref()?)?;
-            Some(
-                (0..labels.len())
-                    .map(|label| f32::from(u8::from(label == *own)))
-                    .collect(),
-            )
+            let own = index.get(request.label.as_ref()?).copied();
+            let own = own.unwrap_or(large.len());
+            let to = |group| f32::from(u8::from(group == own));
+            Some((0..counts.len()).map(to).collect())
         });
         Ok(ByLabel {
-            rule,
+            // A band of the one group that a request belongs to is as wide as it is to be.
+            rule: Rule {
+                widen_single: false,
+                ..rule
+            },
             similarities: similarities.collect(),
             regions: Regions::new(allot(&counts, workers)),
         })
@@ -293,7 +288,7 @@ impl Router for ByLabel {
     }
 }
 
-/// Workers for each of `counts`, by largest remainder and at least one each; with more labels than workers they take turns.
+/// Workers for each of `counts`, by largest remainder and at least one each; with more groups than workers they take turns.
 fn allot(counts: &[usize], workers: usize) -> Vec<Vec<WorkerIndex>> {
     if counts.len() >= workers {
         return (0..counts.len())

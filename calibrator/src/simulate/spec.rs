@@ -37,7 +37,8 @@ pub enum PolicyKind {
     /// A policy of gateways.
     Rule(Policy),
     /// Workers of its own for each label, as many as its share of the requests, and the least loaded of them: the paper's
-    /// baseline `Domain`. It knows labels, and the shares of the very trace that is replayed.
+    /// baseline `Domain`. Labels of less than a worker's share have workers in common. It knows labels, and the shares of the very
+    /// trace that is replayed.
     Label,
     /// The best assignment of the whole run that a search finds which knows all of it, and starts from the best of the other
     /// policies: see [`hindsight`](super::hindsight).

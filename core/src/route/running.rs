@@ -35,15 +35,7 @@ pub fn route_running(
     scratch: &mut Scratch,
 ) -> Decision {
     if rule.policy.measure().is_none() {
-        return route(
-            rule,
-            map,
-            prompt.header,
-            fleet.workers,
-            draw,
-            scratch,
-            |_| (),
-        );
+        return route(rule, map, prompt.header, fleet.workers, draw, scratch);
     }
     let none = Regions::NONE;
     let regions = map.map_or(&none, |map| &map.regions);

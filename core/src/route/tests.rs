@@ -126,7 +126,6 @@ fn similarities_and_decisions_equal_the_published_artifact() {
                         &workers,
                         DRAW,
                         &mut scratch,
-                        |_| (),
                     );
                     assert_eq!(decision.target.0 as u64, case[index].as_u64().unwrap());
                 }
@@ -159,7 +158,6 @@ fn what_is_missing_or_broken_becomes_a_reason() {
             &workers,
             DRAW,
             &mut scratch,
-            |_| (),
         )
         .reason
     };

@@ -48,13 +48,7 @@ struct Figures {
 }
 
 fn main() -> ExitCode {
-    match measure(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    eldr_examples::exit(measure(&Args::parse()))
 }
 
 #[tokio::main]

@@ -117,13 +117,7 @@ const fn case(
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    eldr_examples::exit(run(&Args::parse()))
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {

@@ -88,13 +88,7 @@ enum Timing {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match run(Args::parse()).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    eldr_examples::exit(run(Args::parse()).await)
 }
 
 async fn run(args: Args) -> anyhow::Result<()> {

@@ -57,14 +57,10 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    eldr_examples::exit(run(&Args::parse()).map(|is_good| match is_good {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }))
 }
 
 /// What happened.

@@ -175,10 +175,9 @@ async fn an_update_in_the_middle_of_traffic_reaches_every_thread_and_fails_no_re
     // One answer streams through the update.
     gateway.decode[1].by_hand();
     let mut streaming = gateway.connect().await;
-    let (answer, stream) = tokio::join!(streaming.send(post("/v1/completions", BODY)), async {
-        let exchange = gateway.decode[1].next().await;
-        exchange.stream(Answer::event_stream())
-    });
+    let (answer, stream) = gateway.decode[1]
+        .streams_to(streaming.send(post("/v1/completions", BODY)))
+        .await;
     gateway.decode[1].answers(Answer::json("decode-1"));
 
     let traffic = async {

@@ -142,15 +142,7 @@ async fn equal_native_ones_under_loads_made_by_held_streams() {
             sequence: 0,
             entropy: rng.next_u64(),
         };
-        let expected = route(
-            &rule,
-            Some(&map),
-            header,
-            &loads,
-            draw,
-            &mut scratch,
-            |_| (),
-        );
+        let expected = route(&rule, Some(&map), header, &loads, draw, &mut scratch);
         let target = expected.target.0;
 
         gateway
@@ -158,13 +150,9 @@ async fn equal_native_ones_under_loads_made_by_held_streams() {
             .answers(Answer::prefill("{}", signature.as_deref()));
         let mut connection = gateway.connect().await;
         let body = format!(r#"{{"model":"{model}","prompt":"hi","stream":true}}"#);
-        let (answer, stream) =
-            tokio::join!(connection.send(post("/v1/completions", body)), async {
-                gateway.decode[target]
-                    .next()
-                    .await
-                    .stream(Answer::event_stream())
-            },);
+        let (answer, stream) = gateway.decode[target]
+            .streams_to(connection.send(post("/v1/completions", body)))
+            .await;
         let decision = answer.headers()["x-eldr-decision"]
             .to_str()
             .unwrap()

@@ -43,16 +43,10 @@ async fn during_decode() {
     let mut gateway = Gateway::start(least_loaded()).await;
     gateway.decode[0].by_hand();
     let mut connection = gateway.connect().await;
-    let client = connection.send(post("/v1/completions", BODY));
-    let upstream = async {
-        let stream = gateway.decode[0]
-            .next()
-            .await
-            .stream(Answer::event_stream());
-        stream.send("data: 0\n\n").await;
-        stream
-    };
-    let (answer, stream) = tokio::join!(client, upstream);
+    let (answer, stream) = gateway.decode[0]
+        .streams_to(connection.send(post("/v1/completions", BODY)))
+        .await;
+    stream.send("data: 0\n\n").await;
     let mut body = answer.into_body();
     assert_eq!(next_piece(&mut body).await.unwrap(), "data: 0\n\n");
     gateway.expect_in_flight(1).await;
@@ -98,13 +92,9 @@ async fn in_numbers_and_the_counts_still_return_to_zero() {
     for index in 0..12 {
         let mut connection = gateway.connect().await;
         let worker = index % 3;
-        let (answer, stream) =
-            tokio::join!(connection.send(post("/v1/completions", BODY)), async {
-                gateway.decode[worker]
-                    .next()
-                    .await
-                    .stream(Answer::event_stream())
-            });
+        let (answer, stream) = gateway.decode[worker]
+            .streams_to(connection.send(post("/v1/completions", BODY)))
+            .await;
         held.push((connection, answer, stream));
     }
     gateway.expect_in_flight(12).await;

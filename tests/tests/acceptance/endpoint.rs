@@ -109,9 +109,9 @@ async fn a_request_counts_where_it_is_served_and_is_counted_out_there() {
     let gateway = gateway(&addresses, &addresses[2..], filter).await;
     workers[2].by_hand();
     let mut connection = gateway.connect().await;
-    let (answer, stream) = tokio::join!(connection.send(post("/v1/completions", BODY)), async {
-        workers[2].next().await.stream(Answer::event_stream())
-    });
+    let (answer, stream) = workers[2]
+        .streams_to(connection.send(post("/v1/completions", BODY)))
+        .await;
     gateway.expect_stat(FALLBACK, 1).await;
     let in_flight = async || {
         let stats = gateway.filter_stats().await;
@@ -162,10 +162,9 @@ async fn blocks_that_nobody_will_fetch_are_released_by_the_least_loaded_endpoint
             worker.by_hand();
             gateway.prefill_says(Some(region));
             let mut connection = gateway.connect().await;
-            let (answer, stream) =
-                tokio::join!(connection.send(post("/v1/completions", BODY)), async {
-                    worker.next().await.stream(Answer::event_stream())
-                });
+            let (answer, stream) = worker
+                .streams_to(connection.send(post("/v1/completions", BODY)))
+                .await;
             held.push((connection, answer, stream));
         }
         late_answer(&mut gateway).await;

@@ -213,10 +213,9 @@ async fn a_draining_worker_finishes_what_it_has_and_gets_nothing_new() {
     gateway.prefill_says(Some(1));
     gateway.decode[1].by_hand();
     let mut connection = gateway.connect().await;
-    let (answer, stream) = tokio::join!(connection.send(post("/v1/completions", BODY)), async {
-        let exchange = gateway.decode[1].next().await;
-        exchange.stream(Answer::event_stream())
-    });
+    let (answer, stream) = gateway.decode[1]
+        .streams_to(connection.send(post("/v1/completions", BODY)))
+        .await;
 
     let drained = json!(["decode-0", { "name": "decode-1", "drain": true }, "decode-2"]);
     gateway.update(json!({ "decode_clusters": drained }), 2);
@@ -251,11 +250,9 @@ async fn a_worker_of_twice_the_weight_takes_twice_the_requests() {
     let mut held = Vec::new();
     for worker in [0, 1, 0, 0, 1, 0] {
         let mut connection = gateway.connect().await;
-        let (answer, stream) =
-            tokio::join!(connection.send(post("/v1/completions", BODY)), async {
-                let exchange = gateway.decode[worker].next().await;
-                exchange.stream(Answer::event_stream())
-            });
+        let (answer, stream) = gateway.decode[worker]
+            .streams_to(connection.send(post("/v1/completions", BODY)))
+            .await;
         held.push((connection, answer, stream));
     }
 }

@@ -5,6 +5,7 @@ mod batches;
 mod batches_shared;
 mod blobs;
 mod bodies;
+mod browser;
 mod busy;
 mod bypass;
 mod configuration;

@@ -328,14 +328,8 @@ async fn streams_are_never_held_for_it() {
     gateway.decode[0].by_hand();
     let mut connection = gateway.connect().await;
     let request = eldr_tests::client::post("/v1/completions", r#"{"prompt":"a","stream":true}"#);
-    let (answer, stream) = tokio::join!(connection.send(request), async {
-        let stream = gateway.decode[0]
-            .next()
-            .await
-            .stream(Answer::event_stream());
-        stream.send("data: 1\n\n").await;
-        stream
-    });
+    let (answer, stream) = gateway.decode[0].streams_to(connection.send(request)).await;
+    stream.send("data: 1\n\n").await;
     let mut body = answer.into_body();
     let first = eldr_tests::client::next_piece(&mut body).await;
     assert_eq!(first.as_deref(), Some(&b"data: 1\n\n"[..]));

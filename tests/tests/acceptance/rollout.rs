@@ -141,12 +141,9 @@ async fn it_is_changed_without_a_restart_and_streams_go_on() {
     gateway.prefill_says(Some(2));
     gateway.decode[0].by_hand();
     let mut connection = gateway.connect().await;
-    let (answer, stream) = tokio::join!(connection.send(post("/v1/completions", BODY)), async {
-        gateway.decode[0]
-            .next()
-            .await
-            .stream(Answer::event_stream())
-    });
+    let (answer, stream) = gateway.decode[0]
+        .streams_to(connection.send(post("/v1/completions", BODY)))
+        .await;
     let mut body = answer.into_body();
     let percentage = json!({ "kind": "percentage", "percent": 100 });
     gateway.update(json!({ "models": models(&percentage) }), 2);

@@ -124,11 +124,9 @@ async fn reported_load_counts_beside_our_own_which_is_taken_off() {
     let mut held = Vec::new();
     for worker in [1, 1, 0, 1, 0, 1] {
         let mut connection = gateway.connect().await;
-        let (answer, stream) =
-            tokio::join!(connection.send(post("/v1/completions", BODY)), async {
-                let exchange = gateway.decode[worker].next().await;
-                exchange.stream(Answer::event_stream())
-            });
+        let (answer, stream) = gateway.decode[worker]
+            .streams_to(connection.send(post("/v1/completions", BODY)))
+            .await;
         held.push((connection, answer, stream));
         // Reports that know of our own requests leave what others have as it was.
         let own = held.len() as u32;

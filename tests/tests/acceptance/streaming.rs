@@ -11,14 +11,10 @@ async fn each_piece_arrives_before_the_next_is_released() {
     let mut gateway = Gateway::start(Options::default()).await;
     gateway.decode[0].by_hand();
     let mut connection = gateway.connect().await;
-    let client = connection.send(post("/v1/completions", BODY));
-    let upstream = async {
-        let exchange = gateway.decode[0].next().await;
-        let stream = exchange.stream(Answer::event_stream());
-        stream.send("data: 0\n\n").await;
-        stream
-    };
-    let (answer, stream) = tokio::join!(client, upstream);
+    let (answer, stream) = gateway.decode[0]
+        .streams_to(connection.send(post("/v1/completions", BODY)))
+        .await;
+    stream.send("data: 0\n\n").await;
     assert_eq!(answer.headers()["content-type"], "text/event-stream");
     let mut body = answer.into_body();
     assert_eq!(next_piece(&mut body).await.unwrap(), "data: 0\n\n");
@@ -36,14 +32,9 @@ async fn the_head_of_a_stream_arrives_before_its_first_piece() {
     let mut gateway = Gateway::start(Options::default()).await;
     gateway.decode[0].by_hand();
     let mut connection = gateway.connect().await;
-    let client = connection.send(post("/v1/chat/completions", BODY));
-    let upstream = async {
-        gateway.decode[0]
-            .next()
-            .await
-            .stream(Answer::event_stream())
-    };
-    let (answer, stream) = tokio::join!(client, upstream);
+    let (answer, stream) = gateway.decode[0]
+        .streams_to(connection.send(post("/v1/chat/completions", BODY)))
+        .await;
     assert_eq!(answer.status(), 200);
     stream.finish();
     assert_eq!(next_piece(&mut answer.into_body()).await, None);
@@ -90,16 +81,10 @@ async fn a_decode_worker_that_breaks_off_is_not_hidden() {
     let mut gateway = Gateway::start(Options::default()).await;
     gateway.decode[0].by_hand();
     let mut connection = gateway.connect().await;
-    let client = connection.send(post("/v1/completions", BODY));
-    let upstream = async {
-        let stream = gateway.decode[0]
-            .next()
-            .await
-            .stream(Answer::event_stream());
-        stream.send("data: 0\n\n").await;
-        stream
-    };
-    let (answer, stream) = tokio::join!(client, upstream);
+    let (answer, stream) = gateway.decode[0]
+        .streams_to(connection.send(post("/v1/completions", BODY)))
+        .await;
+    stream.send("data: 0\n\n").await;
     let mut body = answer.into_body();
     assert_eq!(next_piece(&mut body).await.unwrap(), "data: 0\n\n");
     stream.reset().await;

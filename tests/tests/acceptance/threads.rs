@@ -1,7 +1,7 @@
 //! Envoy's worker threads run a filter each; together they are one gateway.
 
 use eldr_tests::client::post;
-use eldr_tests::{Answer, Gateway, Options, eventually};
+use eldr_tests::{Gateway, Options, eventually};
 use serde_json::json;
 
 const BODY: &str = r#"{"model":"m","prompt":"hi","stream":true}"#;
@@ -45,13 +45,9 @@ async fn two_threads_share_their_counts() {
     let mut held = Vec::new();
     for connection in &mut connections {
         let worker = held.len() % 4;
-        let (answer, stream) =
-            tokio::join!(connection.send(post("/v1/completions", BODY)), async {
-                gateway.decode[worker]
-                    .next()
-                    .await
-                    .stream(Answer::event_stream())
-            });
+        let (answer, stream) = gateway.decode[worker]
+            .streams_to(connection.send(post("/v1/completions", BODY)))
+            .await;
         held.push((answer, stream));
     }
     gateway.expect_in_flight(held.len() as u64).await;

@@ -328,9 +328,9 @@ async fn by_endpoint_the_tokens_count_where_the_request_is_served() {
     gateway.prefill.answers(signed(0, 500));
     served.by_hand();
     let mut connection = gateway.connect().await;
-    let (answer, stream) = tokio::join!(connection.send(post("/v1/completions", BODY)), async {
-        served.next().await.stream(Answer::event_stream())
-    });
+    let (answer, stream) = served
+        .streams_to(connection.send(post("/v1/completions", BODY)))
+        .await;
     let gauge = |address| format!("eldr.worker.{address}.kv_tokens");
     gateway.expect_stat(&gauge(known), 500 + LIMIT).await;
     gateway.expect_stat(&gauge(named), 0).await;

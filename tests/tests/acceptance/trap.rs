@@ -35,10 +35,9 @@ pub(crate) async fn connect(gateway: &Gateway, open: usize) -> (usize, Connectio
 }
 
 async fn hold(gateway: &mut Gateway, connection: &mut Connection) -> (Incoming, Stream) {
-    let (answer, stream) = tokio::join!(connection.send(post("/v1/completions", BODY)), async {
-        let exchange = gateway.decode[0].next().await;
-        exchange.stream(Answer::event_stream())
-    });
+    let (answer, stream) = gateway.decode[0]
+        .streams_to(connection.send(post("/v1/completions", BODY)))
+        .await;
     (answer.into_body(), stream)
 }
 

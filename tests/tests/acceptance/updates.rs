@@ -26,10 +26,9 @@ async fn requests_in_every_phase_survive_an_update_and_their_counts_end() {
     gateway.prefill_says(Some(1));
     gateway.decode[1].by_hand();
     let mut decoding = gateway.connect().await;
-    let (answer, stream) = tokio::join!(decoding.send(post("/v1/completions", BODY)), async {
-        let exchange = gateway.decode[1].next().await;
-        exchange.stream(Answer::event_stream())
-    });
+    let (answer, stream) = gateway.decode[1]
+        .streams_to(decoding.send(post("/v1/completions", BODY)))
+        .await;
     let mut body = answer.into_body();
     gateway.prefill.by_hand();
     let mut prefilling = gateway.connect().await;
@@ -103,10 +102,9 @@ async fn listeners_with_different_blobs_do_not_mix() {
     for _ in 0..3 {
         gateway.decode[0].by_hand();
         let mut connection = gateway.connect().await;
-        let held = tokio::join!(connection.send(post("/v1/completions", BODY)), async {
-            let exchange = gateway.decode[0].next().await;
-            exchange.stream(Answer::event_stream())
-        });
+        let held = gateway.decode[0]
+            .streams_to(connection.send(post("/v1/completions", BODY)))
+            .await;
         gateway.expect_in_flight(1).await;
         drop((connection, held));
         gateway.expect_in_flight(0).await;

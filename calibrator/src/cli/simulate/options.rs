@@ -253,7 +253,7 @@ impl ClusterOptions {
         }
         if self.accept > self.verify {
             return Err(format!(
-                "--accept {}: a step verifies {}\nhint: give --verify",
+                "--accept {0}: a step verifies {1}\nhint: give --verify {0} or more, or accept {1} at most",
                 self.accept, self.verify
             ));
         }
@@ -312,7 +312,7 @@ impl ClusterOptions {
     }
 
     /// # Errors
-    /// The step times cannot be fitted to; the placement is none of these workers or of this model.
+    /// The step times cannot be fitted to or are all 0; the placement is none of these workers or of this model.
     pub(in crate::cli) fn cluster(
         &self,
         workers: &[String],
@@ -330,6 +330,12 @@ impl ClusterOptions {
             c_ms: self.c_ms.unwrap_or(model.c_ms),
             kv_ms_per_1k: self.kv_ms_per_1k.unwrap_or(model.kv_ms_per_1k),
         };
+        if step.t0_ms + step.b_ms + step.c_ms + step.kv_ms_per_1k == 0.0 {
+            return Err(Error::new(
+                "a decode step takes no time, whatever is in its batch",
+                "give one of --t0-ms, --b-ms, --c-ms and --kv-ms-per-1k above 0",
+            ));
+        }
         Ok(Cluster {
             prefill_workers: self.prefill.into(),
             prefill_ms_per_token: self.prefill_ms_per_token,
