@@ -10,8 +10,10 @@
 //! Nothing of the evaluation requests reaches a fit or a choice. The same trace, options and seed give the same advice, whatever
 //! the number of threads.
 
+pub mod adapt;
 pub mod candidates;
 pub mod ceiling;
+pub mod deploy;
 pub mod goodput;
 pub mod ground;
 pub mod judge;
@@ -24,12 +26,13 @@ use serde::Serialize;
 
 use crate::error::Error;
 use crate::requests::Requests;
-use crate::simulate::{Cluster, Plan, PolicySpec, Workload};
+use crate::simulate::{Cluster, Outcome, Plan, PolicySpec, Spread, Workload};
+use adapt::Adaptation;
 use candidates::Grid;
 use ceiling::Ceiling;
 use goodput::Goodput;
 use ground::{Case, Trial};
-use judge::{Harm, Judged, judge};
+use judge::{Changes, Harm, Judged, differences, judge, spreads};
 use tune::{Chosen, Tuned, tune};
 use verdict::Verdict;
 
@@ -56,8 +59,18 @@ pub struct Question<'a> {
     pub workers: &'a [String],
     /// Policies that may be recommended, at least one, each looking at signatures.
     pub policies: &'a [Policy],
-    /// Requests of other traffic that a wrong calibration is made of; without, one half of the kinds stands for the other.
-    pub other: Option<&'a Requests>,
+    /// Other traffic, from which and to which the trace's changes, and which the wrong calibration is made of; without, one half of
+    /// the kinds stands for the other.
+    pub other: Option<Traffic<'a>>,
+}
+
+/// Requests of a kind.
+#[derive(Clone, Copy, Debug)]
+pub struct Traffic<'a> {
+    /// Their signatures, at least [`REQUESTS_MIN`].
+    pub requests: &'a Requests,
+    /// The same as what is replayed.
+    pub workload: &'a Workload,
 }
 
 /// How thoroughly.
@@ -98,6 +111,10 @@ pub struct Advice {
     pub harmful: Vec<&'static str>,
     /// On the evaluation requests: the tuned policies in their order, then band as it is best without the bound, then the load balancers.
     pub judged: Vec<Judged>,
+    /// The recommended policy less band without the bound, each against the best load balancer: percent points, less is better.
+    pub ahead_of_band: Changes,
+    /// The recommended policy when traffic changes; none where there is one kind of request.
+    pub adaptation: Option<Adaptation>,
     /// The recommended policy where signatures mislead or loads are old, against least loaded.
     pub never_worse: Vec<Harm>,
     /// The recommended policy with signatures exchanged at random, against the best load balancer: what is not due to signatures.
@@ -117,11 +134,16 @@ pub fn advise(
     effort: Effort,
     progress: &dyn Progress,
 ) -> Result<Advice, Error> {
-    let splits = split::splits(question, effort)?;
+    let splits = split::splits(question.requests, effort)?;
+    let others = question
+        .other
+        .map(|other| split::splits(other.requests, effort));
+    let others = others.transpose()?;
     progress.begin("fitting", splits.len());
     let (mut tuning, mut calibration, mut evaluation) = (Vec::new(), Vec::new(), Vec::new());
-    for split in &splits {
-        let grounds = split.grounds(question)?;
+    for (number, split) in splits.iter().enumerate() {
+        let other = others.as_ref().and_then(|others| others.get(number));
+        let grounds = split.grounds(question, other)?;
         tuning.push(grounds.tuning);
         calibration.push(grounds.calibration);
         evaluation.push(grounds.evaluation);
@@ -144,11 +166,13 @@ pub fn advise(
         progress,
     )?;
     let judged = judge(&policies, &outcomes, effort.seeds);
+    let ahead_of_band = ahead_of_band(&policies, &outcomes, tuned.len(), effort.seeds);
 
     let best = policies[0].clone();
     let never_worse = judge::never_worse(&evaluation, &best, effort, progress)?;
     let mut against = balancers;
     against.insert(0, best.clone());
+    let adaptation = adapt::adaptation(&evaluation, &against, effort, progress)?;
     progress.begin("placebo", against.len() * evaluation.len() * effort.seeds);
     let outcomes = ground::run_all(
         &evaluation,
@@ -160,7 +184,15 @@ pub fn advise(
     let goodput = goodput::goodput(&evaluation, &best, &judged, effort, progress)?;
     let evaluated = splits[0].evaluation.len();
     Ok(Advice {
-        verdict: verdict::verdict(&judged, &never_worse, &placebo, &ceiling),
+        verdict: verdict::verdict(
+            &judged,
+            &never_worse,
+            &placebo,
+            &ceiling,
+            adaptation.as_ref(),
+        ),
+        ahead_of_band,
+        adaptation,
         requests: (question.requests.len() - evaluated, evaluated),
         runs: (splits.len(), effort.seeds),
         tuned,
@@ -173,8 +205,23 @@ pub fn advise(
     })
 }
 
+/// The first policy less that at `band`, in points of the load balancer that is best in each value.
+fn ahead_of_band(
+    policies: &[(PolicySpec, usize)],
+    outcomes: &[Outcome],
+    band: usize,
+    seeds: usize,
+) -> Changes {
+    let each = outcomes.len() / policies.len();
+    let runs: Vec<Vec<Spread>> = outcomes.chunks(each).map(spreads).collect();
+    let runs: Vec<&[Spread]> = runs.iter().map(Vec::as_slice).collect();
+    let balancers = &runs[policies.len() - BALANCERS.len()..];
+    let best = judge::best_of(balancers).map(|index| balancers[index]);
+    differences(runs[0], [runs[band]; 3], best, seeds)
+}
+
 /// A policy by its text.
-fn spec(text: &str) -> Result<PolicySpec, Error> {
+pub(crate) fn spec(text: &str) -> Result<PolicySpec, Error> {
     let spec: Result<PolicySpec, String> = text.parse();
     spec.map_err(|problem| Error::new(problem, "name a policy of `eldr simulate --policies`"))
 }

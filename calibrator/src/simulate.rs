@@ -42,7 +42,7 @@ pub use events::{Served, run, run_served};
 pub use follow::Refit;
 pub use hindsight::Goal;
 pub use lengths::Lengths;
-pub use measure::Outcome;
+pub use measure::{Outcome, Spread};
 pub use mix::Mix;
 pub use policy::{Ask, Known, PolicySpec, Router};
 pub use usage::Usage;

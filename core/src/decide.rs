@@ -173,7 +173,7 @@ pub enum Tie {
 pub struct Rule {
     /// How to choose.
     pub policy: Policy,
-    /// Band width in cosine similarity, 0 to 2. The paper's best is 0.1; `hybrid` wants a wider one, such as 0.3.
+    /// Band width in cosine similarity, 0 to 2. The paper's best is 0.1; `hybrid` wants a wider one: see [`Rule::of`].
     pub tau: f32,
     /// A worker above this multiple of the mean load is no candidate; at least 1. `None`: no cap, as in the paper.
     pub max_load_factor: Option<f64>,
@@ -204,15 +204,17 @@ impl Default for Rule {
 }
 
 impl Rule {
-    /// A policy with the parameters that it is best known with.
+    /// A policy with the parameters that it is best known with. Those of `hybrid` are what `eldr advise` recommends most: running batches
+    /// choose within a wide band, and under a cap as tight signatures that mislead do no harm in the tail.
     pub fn of(policy: Policy) -> Self {
-        let tau = match policy {
-            Policy::Hybrid => 0.3,
-            _ => 0.1,
+        let (tau, max_load_factor) = match policy {
+            Policy::Hybrid => (0.5, Some(1.1)),
+            _ => (0.1, Some(1.25)),
         };
         Self {
             policy,
             tau,
+            max_load_factor,
             ..Self::default()
         }
     }

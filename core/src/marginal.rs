@@ -23,7 +23,7 @@ impl Default for Objective {
     fn default() -> Self {
         Self {
             step: StepModel::QWEN3_30B_A3B,
-            exponent: 4,
+            exponent: 1,
         }
     }
 }

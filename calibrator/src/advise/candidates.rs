@@ -6,7 +6,7 @@ use super::spec;
 use crate::error::Error;
 use crate::simulate::PolicySpec;
 
-/// Policies that look at signatures and are tuned.
+/// Policies that look at signatures and can be tuned.
 pub const POLICIES: [Policy; 5] = [
     Policy::Band,
     Policy::Top1,
@@ -14,6 +14,9 @@ pub const POLICIES: [Policy; 5] = [
     Policy::Marginal,
     Policy::BatchBand,
 ];
+/// Those that are unless others are named: without `batch_band`, which in a gateway knows the requests of its own thread only, so that it
+/// does there what is simulated if there is one thread.
+pub const USUAL: [Policy; 4] = [Policy::Band, Policy::Top1, Policy::Hybrid, Policy::Marginal];
 
 /// How many values of each parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +32,7 @@ impl Grid {
     /// say, loads then stay as even as least loaded keeps them.
     fn caps(self) -> &'static [&'static str] {
         match self {
-            Grid::Full => &["1", "1.05", "1.1", "1.15", "1.25"],
+            Grid::Full => &["1", "1.05", "1.075", "1.1", "1.125", "1.15", "1.2"],
             Grid::Quick => &["1", "1.05", "1.1"],
         }
     }
@@ -38,8 +41,8 @@ impl Grid {
         match (policy, self) {
             (Policy::Band | Policy::BatchBand, Grid::Full) => &["0.05", "0.1", "0.2"],
             (Policy::Band | Policy::BatchBand, Grid::Quick) => &["0.1"],
-            (Policy::Hybrid, Grid::Full) => &["0.1", "0.2", "0.3", "0.5"],
-            (Policy::Hybrid, Grid::Quick) => &["0.3"],
+            (Policy::Hybrid, Grid::Full) => &["0.2", "0.3", "0.5"],
+            (Policy::Hybrid, Grid::Quick) => &["0.5"],
             _ => &[],
         }
     }
@@ -47,7 +50,7 @@ impl Grid {
     fn exponents(self, policy: Policy) -> &'static [&'static str] {
         match (policy, self) {
             (Policy::Hybrid | Policy::Marginal, Grid::Full) => &["1", "4"],
-            (Policy::Hybrid | Policy::Marginal, Grid::Quick) => &["4"],
+            (Policy::Hybrid | Policy::Marginal, Grid::Quick) => &["1"],
             _ => &[],
         }
     }

@@ -1,8 +1,12 @@
 //! Where policies are tried: requests, blobs, and the cases in which signatures mislead.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use eldr_core::decide::Rule;
+use rand::SeedableRng as _;
+use rand::seq::SliceRandom as _;
+use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -30,6 +34,9 @@ pub enum Case {
     FourGateways,
     /// Sixteen.
     SixteenGateways,
+    /// Half way through the run all requests are of the other kind than the blob was fitted to, in every second run the other way
+    /// round. Not among the misleading ones: it says how much of a gain is kept.
+    AbruptChange,
 }
 
 impl Case {
@@ -51,6 +58,7 @@ impl Case {
             Case::WrongCalibration => "wrong calibration",
             Case::FourGateways => "4 gateways, load 1 s old",
             Case::SixteenGateways => "16 gateways, load 1 s old",
+            Case::AbruptChange => "abrupt change of traffic",
         }
     }
 }
@@ -61,18 +69,23 @@ pub struct Ground<'a> {
     pub(super) workload: Workload,
     /// By [`FITS`](super::split::FITS).
     pub(super) known: Vec<Known>,
-    pub(super) wrong: Option<Wrong>,
+    /// Two kinds of traffic, where there are two.
+    pub(super) change: Option<Change>,
     /// Requests of each kind.
     pub(super) kinds: Vec<Vec<usize>>,
     pub(super) cluster: Cluster,
     pub(super) plan: Plan<'a>,
 }
 
-/// A blob of other traffic, and the requests that meet it.
+/// Two kinds of traffic.
 #[derive(Debug)]
-pub(super) struct Wrong {
+pub(super) struct Change {
+    /// The requests of both.
     pub(super) workload: Workload,
-    pub(super) known: Known,
+    /// A blob of each, which knows nothing of the other.
+    pub(super) known: [Known; 2],
+    /// Which requests are of each. The second kind is what meets the wrong calibration, the blob of the first.
+    pub(super) requests: [Vec<usize>; 2],
 }
 
 /// One run.
@@ -136,7 +149,7 @@ impl Ground<'_> {
     /// Whether the case can happen here: a wrong calibration needs other traffic.
     pub fn has(&self, case: Case) -> bool {
         match case {
-            Case::WrongCalibration => self.wrong.is_some(),
+            Case::WrongCalibration | Case::AbruptChange => self.change.is_some(),
             Case::FlashCrowd => self.kinds.len() > 1,
             _ => true,
         }
@@ -146,22 +159,37 @@ impl Ground<'_> {
     pub(super) fn run(&self, trial: &Trial, rate_per_s: Option<f64>) -> Result<Outcome, Error> {
         let (mut workload, mut known) = (&self.workload, &self.known[trial.fit]);
         let (mut cluster, mut plan) = (self.cluster.clone(), self.plan);
-        match (trial.case, &self.wrong) {
-            (Case::WrongCalibration, Some(wrong)) => {
-                (workload, known) = (&wrong.workload, &wrong.known);
-            }
-            (Case::Permuted, _) => plan.permute_signatures = true,
-            (Case::FourGateways, _) => (cluster.gateways, cluster.share) = (4, Some(OLD)),
-            (Case::SixteenGateways, _) => (cluster.gateways, cluster.share) = (16, Some(OLD)),
+        match trial.case {
+            Case::Permuted => plan.permute_signatures = true,
+            Case::FourGateways => (cluster.gateways, cluster.share) = (4, Some(OLD)),
+            Case::SixteenGateways => (cluster.gateways, cluster.share) = (16, Some(OLD)),
             _ => {}
         }
         if let Some(rate) = rate_per_s {
             plan.times = plan.times.at_rate(rate);
         }
         let mut arrivals = plan.arrivals(workload, trial.seed)?;
-        if trial.case == Case::FlashCrowd && !self.kinds.is_empty() {
-            let kind = &self.kinds[trial.seed as usize % self.kinds.len()];
-            crowd(&mut arrivals, kind, plan.duration);
+        let (end, half) = (Duration::MAX, plan.duration / 2);
+        match (trial.case, &self.change) {
+            (Case::FlashCrowd, _) if !self.kinds.is_empty() => {
+                let kind = &self.kinds[trial.seed as usize % self.kinds.len()];
+                let middle = plan.duration / 3..plan.duration * 2 / 3;
+                replace(&mut arrivals, kind, middle);
+            }
+            (Case::WrongCalibration, Some(change)) => {
+                (workload, known) = (&change.workload, &change.known[0]);
+                let those = change.shuffled(1, trial.seed);
+                replace(&mut arrivals, &those, Duration::ZERO..end);
+            }
+            (Case::AbruptChange, Some(change)) => {
+                let first = (trial.seed % 2) as usize;
+                (workload, known) = (&change.workload, &change.known[first]);
+                let sides = [first, 1 - first].map(|side| change.shuffled(side, trial.seed));
+                replace(&mut arrivals, &sides[0], Duration::ZERO..half);
+                replace(&mut arrivals, &sides[1], half..end);
+                cluster.phases = vec![Duration::ZERO, half];
+            }
+            _ => {}
         }
         let mut rule = Rule::default();
         rule.objective.step = cluster.assumed.unwrap_or(cluster.step);
@@ -170,13 +198,21 @@ impl Ground<'_> {
     }
 }
 
-/// Has the requests `kind` arrive, one after the other, in the middle third of the run; lengths and times stay.
-fn crowd(arrivals: &mut [Arrival], kind: &[usize], duration: Duration) {
-    let middle = duration / 3..duration * 2 / 3;
+impl Change {
+    /// The requests of one kind in random order: traces have them kind by kind.
+    fn shuffled(&self, side: usize, seed: u64) -> Vec<usize> {
+        let mut requests = self.requests[side].clone();
+        requests.shuffle(&mut ChaCha8Rng::seed_from_u64(seed));
+        requests
+    }
+}
+
+/// Has the requests `those` arrive, one after the other, at what times there are in between; lengths and times stay.
+fn replace(arrivals: &mut [Arrival], those: &[usize], between: Range<Duration>) {
     let theirs = arrivals
         .iter_mut()
-        .filter(|arrival| middle.contains(&arrival.at));
-    for (arrival, &request) in theirs.zip(kind.iter().cycle()) {
+        .filter(|arrival| between.contains(&arrival.at));
+    for (arrival, &request) in theirs.zip(those.iter().cycle()) {
         (arrival.request, arrival.signature) = (request, request);
     }
 }

@@ -6,7 +6,7 @@ use super::ground::{Case, Ground, Trial, run_all};
 use super::{BALANCERS, Effort, HARM_MAX, Progress, spec};
 use crate::error::Error;
 use crate::simulate::compare::{Estimate, estimate};
-use crate::simulate::{Outcome, PolicySpec};
+use crate::simulate::{Outcome, PolicySpec, Spread};
 
 /// Mean, median and tail of the time per output token: changes in percent, less is better.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -53,13 +53,11 @@ pub struct Harm {
     pub holds: bool,
 }
 
-type Value = fn(&Outcome) -> f64;
-
-/// What changes are taken of.
-const VALUES: [Value; 3] = [
-    |outcome| outcome.tpot_ms.mean,
-    |outcome| outcome.tpot_ms.p50,
-    |outcome| outcome.tpot_ms.p99,
+/// What changes are taken of: mean, P50, P99.
+pub(super) const VALUES: [fn(&Spread) -> f64; 3] = [
+    |tpot_ms| tpot_ms.mean,
+    |tpot_ms| tpot_ms.p50,
+    |tpot_ms| tpot_ms.p99,
 ];
 
 /// Judges policies by outcomes in the order of [`Trial::of`]; the last four are the load balancers.
@@ -69,20 +67,20 @@ pub(super) fn judge(
     seeds: usize,
 ) -> Vec<Judged> {
     let each = outcomes.len() / policies.len();
-    let of: Vec<&[Outcome]> = outcomes.chunks(each).collect();
-    let balancers = policies.len() - BALANCERS.len()..policies.len();
-    let best = VALUES.map(|value| {
-        let least = |a: &usize, b: &usize| mean(of[*a], value).total_cmp(&mean(of[*b], value));
-        balancers.clone().min_by(least).unwrap_or_default()
-    });
-    let judged = policies.iter().zip(&of).map(|((spec, _), own)| Judged {
+    let of: Vec<Vec<Spread>> = outcomes.chunks(each).map(spreads).collect();
+    let of: Vec<&[Spread]> = of.iter().map(Vec::as_slice).collect();
+    let first = policies.len() - BALANCERS.len();
+    let best = best_of(&of[first..]).map(|index| first + index);
+    let runs = outcomes.chunks(each);
+    let judged = policies.iter().zip(&of).zip(runs);
+    let judged = judged.map(|(((spec, _), own), runs)| Judged {
         policy: spec.name.clone(),
         balances: spec.is_load_balancer(),
         mean_ms: mean(own, VALUES[0]),
         p50_ms: mean(own, VALUES[1]),
         p99_ms: mean(own, VALUES[2]),
-        batch: mean(own, |outcome| outcome.batch),
-        experts: mean(own, |outcome| outcome.experts_per_step),
+        batch: mean(runs, |outcome| outcome.batch),
+        experts: mean(runs, |outcome| outcome.experts_per_step),
         against_best: changes(own, best.map(|index| of[index]), seeds),
         best: best.map(|index| policies[index].0.name.clone()),
     });
@@ -105,7 +103,8 @@ pub(super) fn never_worse(
             true => {
                 let trials = Trial::of(&pair, case, grounds, effort);
                 let outcomes = run_all(grounds, &trials, progress)?;
-                let (own, other) = outcomes.split_at(outcomes.len() / 2);
+                let all = spreads(&outcomes);
+                let (own, other) = all.split_at(all.len() / 2);
                 Some(changes(own, [other; 3], effort.seeds))
             }
             false => None,
@@ -125,11 +124,22 @@ pub(super) fn never_worse(
 }
 
 /// Changes against a reference for each value, run by run; `seeds` runs of a split follow each other.
-pub(super) fn changes(own: &[Outcome], others: [&[Outcome]; 3], seeds: usize) -> Changes {
+pub(super) fn changes(own: &[Spread], others: [&[Spread]; 3], seeds: usize) -> Changes {
+    differences(own, others, others, seeds)
+}
+
+/// By how many points one is ahead of or behind the other, if each is compared with the reference.
+pub(super) fn differences(
+    own: &[Spread],
+    others: [&[Spread]; 3],
+    references: [&[Spread]; 3],
+    seeds: usize,
+) -> Changes {
     let change = |at: usize| {
-        let pairs = own.iter().zip(others[at]);
-        let percent: Vec<f64> = pairs
-            .map(|(own, other)| (VALUES[at](own) / VALUES[at](other) - 1.0) * 100.0)
+        let value = VALUES[at];
+        let runs = own.iter().zip(others[at]).zip(references[at]);
+        let percent: Vec<f64> = runs
+            .map(|((own, other), reference)| (value(own) - value(other)) / value(reference) * 100.0)
             .collect();
         over_splits(&percent, seeds)
     };
@@ -138,6 +148,21 @@ pub(super) fn changes(own: &[Outcome], others: [&[Outcome]; 3], seeds: usize) ->
         p50: change(1),
         p99: change(2),
     }
+}
+
+/// Which of them is best in each value.
+pub(super) fn best_of(policies: &[&[Spread]]) -> [usize; 3] {
+    VALUES.map(|value| {
+        let of = |index: &usize| mean(policies[*index], value);
+        let all = 0..policies.len();
+        let best = all.min_by(|a, b| of(a).total_cmp(&of(b)));
+        best.unwrap_or_default()
+    })
+}
+
+/// Times per output token of each run.
+pub(super) fn spreads(outcomes: &[Outcome]) -> Vec<Spread> {
+    outcomes.iter().map(|outcome| outcome.tpot_ms).collect()
 }
 
 /// Runs of a split share a blob, so that only the means of splits are independent of each other: the interval is theirs.
@@ -159,6 +184,6 @@ pub(super) fn high(change: Estimate) -> f64 {
     change.mean + change.plus_minus.unwrap_or_default()
 }
 
-fn mean(outcomes: &[Outcome], value: Value) -> f64 {
-    outcomes.iter().map(value).sum::<f64>() / outcomes.len().max(1) as f64
+fn mean<T>(runs: &[T], value: fn(&T) -> f64) -> f64 {
+    runs.iter().map(value).sum::<f64>() / runs.len().max(1) as f64
 }

@@ -5,7 +5,7 @@ use rand::SeedableRng as _;
 use rand::seq::SliceRandom as _;
 use rand_chacha::ChaCha8Rng;
 
-use super::ground::{Ground, Wrong};
+use super::ground::{Change, Ground};
 use super::{Effort, Question, REQUESTS_MIN};
 use crate::error::Error;
 use crate::fit::{self, Layers, Regions};
@@ -60,8 +60,8 @@ pub struct Split {
 ///
 /// # Errors
 /// Fewer than [`REQUESTS_MIN`] requests have a signature.
-pub fn splits(question: Question<'_>, effort: Effort) -> Result<Vec<Split>, Error> {
-    let count = question.requests.len();
+pub fn splits(requests: &Requests, effort: Effort) -> Result<Vec<Split>, Error> {
+    let count = requests.len();
     if count < REQUESTS_MIN {
         return Err(Error::new(
             format!(
@@ -104,54 +104,43 @@ pub(super) struct Grounds<'a> {
 }
 
 impl Split {
-    /// Fits, and makes of the requests what is replayed.
-    pub(super) fn grounds<'a>(&self, question: Question<'a>) -> Result<Grounds<'a>, Error> {
+    /// Fits, and makes of the requests what is replayed; `other` is the same split of other traffic.
+    pub(super) fn grounds<'a>(
+        &self,
+        question: Question<'a>,
+        other: Option<&Split>,
+    ) -> Result<Grounds<'a>, Error> {
         let fitted = question.requests.pick(&self.fitted);
         let maps = FITS.map(|fit| self.map(question, &fitted, fit));
         let maps: Vec<Map> = maps.into_iter().collect::<Result<_, _>>()?;
         let replayed = Replayed::new(question.workload);
         let kinds = replayed.kinds(&maps[0]);
-        let wrong = match question.other {
-            Some(other) => Some((self.map(question, other, FITS[0])?, None)),
-            None => self
-                .half(question, &kinds)?
-                .map(|(map, half)| (map, Some(half))),
-        };
-        let ground = |indices: &[usize]| {
-            let workload = replayed.pick(indices);
+        let traffics = self.traffics(question, other, &kinds)?;
+        let ground = |part: Part| {
+            let indices = part(self);
+            let workload = replayed.pick(&indices);
             let known = maps.iter().map(|map| Known::new(map.clone(), &workload));
             let known = known.collect();
-            let wrong = wrong.as_ref().and_then(|(map, half)| {
-                let others = |index: &&usize| {
-                    half.as_ref()
-                        .is_none_or(|half| !half.contains(&kinds[**index]))
-                };
-                let others: Vec<usize> = indices.iter().filter(others).copied().collect();
-                let workload = replayed.pick(&others);
-                (!others.is_empty()).then(|| Wrong {
-                    known: Known::new(map.clone(), &workload),
-                    workload,
-                })
-            });
             let mut by_kind = vec![Vec::new(); kinds.iter().max().map_or(0, |most| most + 1)];
             for (place, &index) in indices.iter().enumerate() {
                 by_kind[kinds[index]].push(place);
             }
             by_kind.retain(|those| !those.is_empty());
             Ground {
+                change: traffics
+                    .as_ref()
+                    .and_then(|traffics| traffics.change(&replayed, &indices, part)),
                 workload,
                 known,
-                wrong,
                 kinds: by_kind,
                 cluster: question.cluster.clone(),
                 plan: question.plan,
             }
         };
-        let calibration = [self.fitted.as_slice(), &self.tuning].concat();
         Ok(Grounds {
-            tuning: ground(&self.tuning),
-            calibration: ground(&ascending(&calibration)),
-            evaluation: ground(&self.evaluation),
+            tuning: ground(|split| split.tuning.clone()),
+            calibration: ground(|split| ascending(&[&split.fitted[..], &split.tuning].concat())),
+            evaluation: ground(|split| split.evaluation.clone()),
         })
     }
 
@@ -172,22 +161,91 @@ impl Split {
         Ok(Map::bind(fitted.blob, question.workers)?)
     }
 
-    /// A blob of one half of the kinds, and which those are; none where there are not two kinds with enough requests.
-    fn half(
-        &self,
-        question: Question<'_>,
-        kinds: &[usize],
-    ) -> Result<Option<(Map, Vec<usize>)>, Error> {
-        let half: Vec<usize> = (0..=kinds.iter().copied().max().unwrap_or(0))
-            .filter(|kind| kind % 2 == 0)
-            .collect();
-        let (those, others): (Vec<usize>, Vec<usize>) =
-            (self.fitted.iter().copied()).partition(|&index| half.contains(&kinds[index]));
-        if those.len() < question.workers.len().max(8) || others.is_empty() {
+    /// Two kinds of traffic with a blob of each: other traffic and this one, or both halves of the kinds. None where there are not two
+    /// kinds with enough requests.
+    fn traffics<'a>(
+        &'a self,
+        question: Question<'a>,
+        other: Option<&'a Split>,
+        kinds: &'a [usize],
+    ) -> Result<Option<Traffics<'a>>, Error> {
+        if let Some((traffic, split)) = question.other.zip(other) {
+            let theirs = traffic.requests.pick(&split.fitted);
+            let own = question.requests.pick(&self.fitted);
+            return Ok(Some(Traffics::Other {
+                split,
+                replayed: Replayed::new(traffic.workload),
+                maps: [
+                    split.map(question, &theirs, FITS[0])?,
+                    self.map(question, &own, FITS[0])?,
+                ],
+            }));
+        }
+        let halves = [0, 1].map(|half| -> Vec<usize> {
+            let those = self.fitted.iter().copied();
+            those.filter(|&index| kinds[index] % 2 == half).collect()
+        });
+        let enough = question.workers.len().max(8);
+        if halves.iter().any(|half| half.len() < enough) {
             return Ok(None);
         }
-        let requests = question.requests.pick(&those);
-        Ok(Some((self.map(question, &requests, FITS[0])?, half)))
+        let [even, odd] = halves.map(|half| {
+            let requests = question.requests.pick(&half);
+            self.map(question, &requests, FITS[0])
+        });
+        let maps = [even?, odd?];
+        Ok(Some(Traffics::Halves { kinds, maps }))
+    }
+}
+
+/// Some requests of a split.
+type Part = fn(&Split) -> Vec<usize>;
+
+/// Two kinds of traffic, and a blob of each.
+enum Traffics<'a> {
+    /// Other traffic, then the user's.
+    Other {
+        split: &'a Split,
+        replayed: Replayed<'a>,
+        maps: [Map; 2],
+    },
+    /// Requests of kinds with an even and with an odd number.
+    Halves { kinds: &'a [usize], maps: [Map; 2] },
+}
+
+impl Traffics<'_> {
+    /// What is replayed of them beside the requests `own`; none where there is nothing of one of them.
+    fn change(&self, replayed: &Replayed<'_>, own: &[usize], part: Part) -> Option<Change> {
+        let mut workload = replayed.pick(own);
+        let (maps, requests) = match self {
+            Traffics::Other {
+                split,
+                replayed,
+                maps,
+            } => {
+                let (first, theirs) = (own.len(), replayed.pick(&part(split)).requests);
+                workload.exact &= replayed.workload.exact;
+                workload.requests.extend(theirs);
+                let all = 0..workload.requests.len();
+                (maps, [all.skip(first).collect(), (0..first).collect()])
+            }
+            Traffics::Halves { kinds, maps } => {
+                let half = |half| -> Vec<usize> {
+                    let places = own.iter().enumerate();
+                    let those = places.filter(|(_, index)| kinds[**index] % 2 == half);
+                    those.map(|(place, _)| place).collect()
+                };
+                (maps, [half(0), half(1)])
+            }
+        };
+        let known = maps
+            .each_ref()
+            .map(|map| Known::new(map.clone(), &workload));
+        (requests.iter().all(|those: &Vec<usize>| !those.is_empty())).then_some(Change {
+            workload,
+            known,
+            requests,
+        })
     }
 }
 

@@ -9,8 +9,9 @@ use super::ceiling::Ceiling;
 use super::judge::{Changes, Harm, Judged};
 use super::*;
 use crate::simulate::compare::Estimate;
+use crate::simulate::measure::Phase;
 use crate::simulate::workload::Request;
-use crate::simulate::{Outcome, Times};
+use crate::simulate::{Outcome, Spread, Times};
 use crate::trace::{Location, Record};
 
 const GEOMETRY: Geometry = Geometry {
@@ -101,7 +102,7 @@ fn with_question<T>(count: usize, then: impl FnOnce(Question<'_>) -> T) -> T {
 #[test]
 fn what_evaluates_is_the_same_in_every_split_and_calibrates_in_none() {
     with_question(120, |question| {
-        let splits = split::splits(question, EFFORT).unwrap();
+        let splits = split::splits(question.requests, EFFORT).unwrap();
         assert_eq!(splits.len(), 3);
         assert_ne!(splits[0].tuning, splits[1].tuning);
         for split in &splits {
@@ -112,22 +113,22 @@ fn what_evaluates_is_the_same_in_every_split_and_calibrates_in_none() {
             all.sort_unstable();
             assert!(all.into_iter().eq(0..120));
         }
-        assert_eq!(splits, split::splits(question, EFFORT).unwrap());
+        assert_eq!(splits, split::splits(question.requests, EFFORT).unwrap());
     });
 }
 
 #[test]
 fn too_few_requests_are_no_ground_for_advice() {
     with_question(REQUESTS_MIN - 1, |question| {
-        assert!(split::splits(question, EFFORT).is_err());
+        assert!(split::splits(question.requests, EFFORT).is_err());
     });
 }
 
 #[test]
 fn a_wrong_calibration_meets_only_kinds_that_it_does_not_know() {
     with_question(120, |question| {
-        let splits = split::splits(question, EFFORT).unwrap();
-        let grounds = splits[0].grounds(question).unwrap();
+        let splits = split::splits(question.requests, EFFORT).unwrap();
+        let grounds = splits[0].grounds(question, None).unwrap();
         let sizes = [&grounds.tuning, &grounds.calibration, &grounds.evaluation];
         assert_eq!(
             sizes.map(|ground| ground.workload.requests.len()),
@@ -135,13 +136,14 @@ fn a_wrong_calibration_meets_only_kinds_that_it_does_not_know() {
         );
         for ground in sizes {
             assert!(ground.has(Case::WrongCalibration) && ground.has(Case::FlashCrowd));
-            let wrong = &ground.wrong.as_ref().unwrap().workload.requests;
-            assert!(!wrong.is_empty());
-            assert!(
-                wrong
+            let change = ground.change.as_ref().unwrap();
+            for (requests, label) in change.requests.iter().zip(["x", "y"]) {
+                let labels = requests
                     .iter()
-                    .all(|request| request.label.as_deref() == Some("y"))
-            );
+                    .map(|&at| &change.workload.requests[at].label);
+                assert!(labels.clone().count() > 0);
+                assert!(labels.flatten().all(|found| &**found == label));
+            }
         }
         let mut kinds: Vec<usize> = grounds.evaluation.kinds.concat();
         kinds.sort_unstable();
@@ -177,25 +179,116 @@ fn every_policy_is_tried_with_caps_down_to_the_mean() {
     }
 }
 
-fn outcome(ms: f64) -> Outcome {
-    let mut outcome = Outcome::default();
-    outcome.tpot_ms.mean = ms;
-    outcome.tpot_ms.p50 = ms;
-    outcome.tpot_ms.p99 = ms;
-    outcome
+fn spread(ms: f64) -> Spread {
+    Spread {
+        mean: ms,
+        p50: ms,
+        p99: ms,
+    }
 }
 
 #[test]
 fn intervals_are_over_splits_and_not_over_their_runs() {
     // Runs differ, splits do not.
-    let own = [9.0, 11.0, 9.0, 11.0].map(outcome);
-    let other = [10.0; 4].map(outcome);
+    let own = [9.0, 11.0, 9.0, 11.0].map(spread);
+    let other = [spread(10.0); 4];
     let changes = judge::changes(&own, [&other; 3], 2);
     assert!(changes.mean.mean.abs() < 1e-9);
     assert!(changes.mean.plus_minus.unwrap() < 1e-9);
     // Each run by itself: −10, +10, −10, +10.
     let changes = judge::changes(&own, [&other; 3], 1);
     assert!(changes.mean.plus_minus.unwrap() > 10.0);
+    // 9 less 10 and 11 less 10, in points of 20.
+    let points = judge::differences(&own, [&other; 3], [&[spread(20.0); 4]; 3], 1);
+    assert!(points.p50.mean.abs() < 1e-9);
+    let points = judge::differences(&own[..1], [&other; 3], [&[spread(20.0); 4]; 3], 1);
+    assert_eq!(points.p50.mean, -5.0);
+}
+
+/// A run whose phases have these times.
+fn changing(before: f64, after: f64) -> Outcome {
+    let phase = |ms| Phase {
+        tpot_ms: spread(ms),
+        ..Phase::default()
+    };
+    Outcome {
+        phases: vec![phase(before), phase(after)],
+        ..Outcome::default()
+    }
+}
+
+#[test]
+fn what_is_kept_is_the_gain_after_the_change_as_a_part_of_that_before() {
+    // Two splits of two runs. The best load balancer is another one in each phase.
+    let balancers = [vec![changing(10.0, 12.0); 4], vec![changing(11.0, 10.0); 4]];
+    let balancers = balancers.each_ref().map(|runs| runs.as_slice());
+    let of = |after: f64| {
+        let own = [8.0, 10.0, 8.0, 10.0].map(|before| changing(before, after));
+        adapt::of_runs(&own, &balancers, 2)
+    };
+    let found = of(9.1);
+    assert!((found.before.mean.mean + 10.0).abs() < 1e-9);
+    assert!((found.after.mean.mean + 9.0).abs() < 1e-9);
+    let kept = found.kept[0].unwrap();
+    assert!((kept.mean - 90.0).abs() < 1e-9 && found.holds, "{found:?}");
+    assert!(!of(9.3).holds);
+    // Where nothing was gained nothing is kept.
+    let worse = vec![changing(10.5, 9.0); 4];
+    assert_eq!(adapt::of_runs(&worse, &balancers, 2).kept, [None; 3]);
+}
+
+#[test]
+fn who_keeps_its_gain_goes_first_unless_it_gains_little() {
+    let first = |found: [(f64, bool); 3]| {
+        let mut tuned = found.map(|(score, adapts)| tune::Tuned {
+            spec: spec("band").unwrap(),
+            fit_index: 0,
+            fit: None,
+            score,
+            adapts,
+        });
+        tune::order(&mut tuned);
+        tuned.map(|tuned| tuned.score)
+    };
+    let found = [(-8.5, true), (-10.0, false), (-9.0, false)];
+    assert_eq!(first(found), [-8.5, -10.0, -9.0]);
+    assert_eq!(
+        first([(-7.9, true), (-10.0, false), (-9.0, false)])[0],
+        -10.0
+    );
+    assert_eq!(
+        first([(-9.0, true), (-10.0, true), (-8.0, false)])[0],
+        -10.0
+    );
+}
+
+#[test]
+fn traffic_changes_half_way_to_what_the_blob_does_not_know() {
+    with_question(120, |question| {
+        let splits = split::splits(question.requests, EFFORT).unwrap();
+        let other = Traffic {
+            requests: question.requests,
+            workload: question.workload,
+        };
+        let with_other = Question {
+            other: Some(other),
+            ..question
+        };
+        for (question, other) in [(question, None), (with_other, Some(&splits[1]))] {
+            let ground = splits[0].grounds(question, other).unwrap().evaluation;
+            let trial = Trial {
+                split: 0,
+                fit: 0,
+                case: Case::AbruptChange,
+                seed: 3,
+                spec: spec("least_loaded").unwrap(),
+            };
+            let outcome = ground.run(&trial, None).unwrap();
+            let phases: Vec<f64> = outcome.phases.iter().map(|phase| phase.from_s).collect();
+            assert_eq!(phases, [0.0, 4.5]);
+            assert!(outcome.phases.iter().all(|phase| phase.requests > 0));
+        }
+    });
 }
 
 fn estimate(mean: f64, plus_minus: f64) -> Estimate {
@@ -242,11 +335,12 @@ fn it_deploys_only_what_is_better_beyond_chance_harmless_and_due_to_signatures()
             holds,
         };
         let placebo = judged(changes(placebo, 0.0, 0.0));
-        verdict::verdict(&[judged(own)], &[harm], &placebo, ceiling)
+        verdict::verdict(&[judged(own)], &[harm], &placebo, ceiling, None)
     };
     let good = verdict(changes(-8.0, -9.0, -3.0), 0.1, true, &ceiling);
     assert_eq!((good.deploy, good.policy.as_str()), (true, "hybrid"));
     assert!(verdict(changes(-8.0, -9.0, 0.5), 0.1, true, &ceiling).deploy);
+    assert!(good.warnings.is_empty());
 
     let told = |own, placebo, holds, ceiling: &Ceiling, what: &str| {
         let verdict = verdict(own, placebo, holds, ceiling);

@@ -8,17 +8,21 @@
 use eldr_core::decide::Policy;
 use serde::Serialize;
 
+use super::adapt::{self, KEPT_MIN};
 use super::candidates::Grid;
 use super::ground::{Case, Ground, Trial, run_all};
-use super::judge::{Changes, changes};
+use super::judge::{Changes, changes, spreads};
 use super::split::{FITS, Fit};
 use super::{Effort, HARM_MAX, Progress, spec};
 use crate::error::Error;
 use crate::simulate::policy::PolicyKind;
-use crate::simulate::{Outcome, PolicySpec};
+use crate::simulate::{Outcome, PolicySpec, Spread};
 
 /// Another fit is taken only if it is better by so many percent points: less is chance.
 const FIT_GAIN_MIN: f64 = 0.2;
+/// Runs of each split in which the policies that are left are compared once more, and in which harm is looked for: more tell no more,
+/// as all meet the same few requests.
+const RUNS_MAX: usize = 4;
 
 /// A policy with the parameters that were best on the tuning requests.
 #[derive(Clone, Debug, Serialize)]
@@ -33,6 +37,8 @@ pub struct Tuned {
     pub fit: Option<Fit>,
     /// On the tuning requests, less is better.
     pub score: f64,
+    /// Whether it keeps [`KEPT_MIN`] percent of its gain in the mean when traffic changes, on the calibration requests.
+    pub adapts: bool,
 }
 
 fn name<S: serde::Serializer>(spec: &PolicySpec, serializer: S) -> Result<S::Ok, S::Error> {
@@ -65,6 +71,10 @@ pub(super) fn tune(
     effort: Effort,
     progress: &dyn Progress,
 ) -> Result<Chosen, Error> {
+    let effort = Effort {
+        seeds: effort.seeds.min(RUNS_MAX),
+        ..effort
+    };
     let table = Scores {
         tuning,
         calibration,
@@ -77,7 +87,7 @@ pub(super) fn tune(
     for &policy in policies {
         let candidates = effort.grid.candidates(policy)?;
         let candidates = candidates.into_iter().map(|spec| (spec, 0)).collect();
-        let mut scored = table.scored(candidates)?;
+        let mut scored = table.scored(candidates, 1)?;
         scored.sort_by(|a, b| a.score.total_cmp(&b.score));
         let mut kept = None;
         let mut caps = Vec::new();
@@ -103,7 +113,14 @@ pub(super) fn tune(
             None => harmful.push(policy.name()),
         }
     }
-    tuned.sort_by(|a, b| a.score.total_cmp(&b.score));
+    // One run per split tells parameters of a policy apart on like batches; policies are told apart by more.
+    let policies = tuned.iter().map(Tuned::runs).collect();
+    let scored = table.scored(policies, effort.seeds)?;
+    for (tuned, scored) in tuned.iter_mut().zip(scored) {
+        tuned.score = scored.score;
+        tuned.adapts = table.adapts(tuned)?;
+    }
+    order(&mut tuned);
     // With nothing that keeps the bound there is still something to judge, and to advise against.
     tuned.extend(
         least_bad
@@ -111,7 +128,7 @@ pub(super) fn tune(
             .map(|(_, least)| least),
     );
     let unbounded = effort.grid.unbounded()?;
-    let unbounded = table.scored(unbounded.into_iter().map(|spec| (spec, 0)).collect())?;
+    let unbounded = table.scored(unbounded.into_iter().map(|spec| (spec, 0)).collect(), 1)?;
     let unbounded = unbounded
         .into_iter()
         .min_by(|a, b| a.score.total_cmp(&b.score));
@@ -121,6 +138,17 @@ pub(super) fn tune(
         harmful,
         unbounded,
     })
+}
+
+/// The best score first. One that keeps its gain when traffic changes goes before the best if that costs no more than the part of a gain
+/// that may be lost: a policy that gains nothing has nothing to lose.
+pub(super) fn order(tuned: &mut [Tuned]) {
+    tuned.sort_by(|a, b| a.score.total_cmp(&b.score));
+    let enough = tuned.first().map_or(0.0, |best| best.score) * KEPT_MIN / 100.0;
+    let adapts = |tuned: &Tuned| tuned.adapts && tuned.score <= enough;
+    if let Some(first) = tuned.iter().position(adapts) {
+        tuned[..=first].rotate_right(1);
+    }
 }
 
 struct Scores<'a> {
@@ -150,30 +178,36 @@ fn least_loaded(
 }
 
 impl Scores<'_> {
-    /// On one run per split: what differs between candidates is not the arrivals.
-    fn scored(&self, mut policies: Vec<(PolicySpec, usize)>) -> Result<Vec<Tuned>, Error> {
+    /// On the same arrivals: `seeds` runs per split.
+    fn scored(
+        &self,
+        mut policies: Vec<(PolicySpec, usize)>,
+        seeds: usize,
+    ) -> Result<Vec<Tuned>, Error> {
         policies.push((spec("least_loaded")?, 0));
-        let once = Effort {
-            seeds: 1,
+        let effort = Effort {
+            seeds,
             ..self.effort
         };
-        let trials = Trial::of(&policies, Case::Plain, self.tuning, once);
+        let trials = Trial::of(&policies, Case::Plain, self.tuning, effort);
         self.progress.begin("tuning", trials.len());
         let outcomes = run_all(self.tuning, &trials, self.progress)?;
-        let runs: Vec<_> = outcomes.chunks(self.tuning.len()).collect();
-        let reference = runs[policies.len() - 1];
+        let runs = outcomes.chunks(self.tuning.len() * seeds).map(spreads);
+        let runs: Vec<Vec<Spread>> = runs.collect();
+        let reference = &runs[policies.len() - 1];
         policies.pop();
         let scored = policies
             .into_iter()
-            .zip(runs)
+            .zip(&runs)
             .map(|((spec, fit_index), own)| {
                 let compares =
                     matches!(spec.kind, PolicyKind::Rule(policy) if policy.compares_regions());
                 Tuned {
-                    score: score(&changes(own, [reference; 3], 1)),
+                    score: score(&changes(own, [reference; 3], seeds)),
                     fit: compares.then_some(FITS[fit_index]),
                     spec,
                     fit_index,
+                    adapts: true,
                 }
             });
         Ok(scored.collect())
@@ -189,13 +223,23 @@ impl Scores<'_> {
         for (case, reference) in &self.least_loaded {
             let trials = Trial::of(&policy, *case, self.calibration, self.effort);
             let outcomes = run_all(self.calibration, &trials, self.progress)?;
-            let changes = changes(&outcomes, [reference; 3], self.effort.seeds);
+            let reference = spreads(reference);
+            let changes = changes(&spreads(&outcomes), [&reference; 3], self.effort.seeds);
             worst = worst.max(changes.mean.mean).max(changes.p99.mean);
             if worst > HARM_MAX {
                 break;
             }
         }
         Ok(worst)
+    }
+
+    /// Whether it keeps enough of its gain over least loaded.
+    fn adapts(&self, tuned: &Tuned) -> Result<bool, Error> {
+        let policies = [tuned.runs(), (spec("least_loaded")?, 0)];
+        let grounds = self.calibration;
+        let found = adapt::adaptation(grounds, &policies, self.effort, self.progress)?;
+        let kept = found.and_then(|found| found.kept[0]);
+        Ok(kept.is_none_or(|kept| kept.mean >= KEPT_MIN))
     }
 
     /// With the fit that is best for it and does no harm either.
@@ -206,7 +250,7 @@ impl Scores<'_> {
         let others = (1..FITS.len())
             .map(|fit| (kept.spec.clone(), fit))
             .collect();
-        let mut others = self.scored(others)?;
+        let mut others = self.scored(others, 1)?;
         others.sort_by(|a, b| a.score.total_cmp(&b.score));
         for other in others {
             if other.score > kept.score - FIT_GAIN_MIN {

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::HARM_MAX;
+use super::adapt::{Adaptation, KEPT_MIN};
 use super::ceiling::Ceiling;
 use super::judge::{Harm, Judged, high, low};
 
@@ -20,6 +21,8 @@ pub struct Verdict {
     pub policy: String,
     /// Why not; empty where it is.
     pub reasons: Vec<String>,
+    /// What to mind if it is.
+    pub warnings: Vec<String>,
 }
 
 /// Of the first policy that was judged. It must beat the best load balancer in mean and P50 beyond the interval, be no worse in P99
@@ -29,6 +32,7 @@ pub(super) fn verdict(
     never_worse: &[Harm],
     placebo: &Judged,
     ceiling: &Ceiling,
+    adaptation: Option<&Adaptation>,
 ) -> Verdict {
     let mut reasons = Vec::new();
     let Some(own) = judged.first() else {
@@ -36,6 +40,7 @@ pub(super) fn verdict(
             deploy: false,
             policy: "least_loaded".into(),
             reasons: vec!["no policy was judged".into()],
+            warnings: Vec::new(),
         };
     };
     let changes = &own.against_best;
@@ -83,7 +88,16 @@ pub(super) fn verdict(
         }
     }
     let deploy = reasons.is_empty();
+    let warnings = adaptation
+        .filter(|adaptation| deploy && !adaptation.holds)
+        .map(|adaptation| {
+            let [mean, p50] = [0, 1].map(|value| adaptation.kept[value].map_or(100.0, |kept| kept.mean));
+            format!(
+                "after an abrupt change of traffic it keeps {mean:.0} % of its gain in mean and {p50:.0} % in P50, less than {KEPT_MIN} %: have `eldr serve --online` refit the regions"
+            )
+        });
     Verdict {
+        warnings: warnings.into_iter().collect(),
         deploy,
         policy: match deploy {
             true => own.policy.clone(),

@@ -8,16 +8,15 @@ use clap::Args;
 use eldr_core::decide::Policy;
 use indicatif::ProgressBar;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 use super::simulate::options::{ArrivalOptions, ClusterOptions, not_negative};
 use super::simulate::text::command;
-use crate::advise::candidates::{Grid, POLICIES};
-use crate::advise::{Advice, Effort, Progress, Question, advise};
+use crate::advise::candidates::{Grid, POLICIES, USUAL};
+use crate::advise::{Advice, Effort, Progress, Question, Traffic, advise, deploy, spec};
 use crate::envoy;
 use crate::error::Error;
 use crate::requests::Requests;
-use crate::simulate::policy::PolicyKind;
 use crate::simulate::{Cluster, Lengths, Replay, Workload};
 
 #[derive(Debug, Args)]
@@ -35,6 +34,9 @@ output token (TPOT) stay within 1 % of least loaded. The other half of the reque
 chosen, against the best of the four load balancers. Intervals are 95 %, over calibration splits, each
 with arrivals of its own.
 
+In one more run other traffic comes half way (--other, else the other half of the labels) and the blob
+stays: policies that keep 80 % of their gain go before others that gain little more.
+
 It says \"do not deploy\" where no policy beats the load balancers beyond chance. The step coefficients are
 an assumption (see `eldr simulate --help`): advice is as good as they are.
 
@@ -49,12 +51,12 @@ pub(super) struct AdviseArgs {
     /// P99 TPOT at which goodput is told [default: what the best load balancer has]
     #[arg(long, value_name = "MS", value_parser = not_negative)]
     slo_tpot_ms: Option<f64>,
-    /// Traces of other traffic that the wrong calibration is fitted to [default: one half of the labels,
-    /// or regions, stands for the other]
+    /// Traces of other traffic, which the wrong calibration is fitted to, and from and to which traffic
+    /// changes [default: one half of the labels, or regions, stands for the other]
     #[arg(long, value_name = "TRACE")]
     other: Vec<PathBuf>,
-    /// Policies to choose among, such as band,top1 for gateways that keep no running batches
-    /// [default: all that look at signatures]
+    /// Policies to choose among, such as band,top1 for gateways that keep no running batches; batch_band
+    /// for those with one thread [default: band,top1,hybrid,marginal]
     #[arg(long, value_delimiter = ',', value_parser = policy, value_name = "POLICY,…")]
     policies: Vec<Policy>,
     #[command(flatten)]
@@ -125,12 +127,8 @@ impl AdviseArgs {
         let bar = super::reading();
         let workload = Workload::read(&self.traces, self.replay, || bar.inc(1))?;
         let requests = Requests::read(&self.traces, || bar.inc(1))?;
-        let other = match self.other.is_empty() {
-            true => None,
-            false => Some(Requests::read(&self.other, || bar.inc(1))?),
-        };
+        let other = self.other(&requests, || bar.inc(1))?;
         bar.finish_and_clear();
-        check_other(&requests, other.as_ref())?;
         let geometry = workload.geometry;
         let mut cluster = self.cluster.cluster(&workers, geometry, &self.arrivals)?;
         cluster.prefill_workers = prefill.unwrap_or(cluster.prefill_workers);
@@ -144,10 +142,12 @@ impl AdviseArgs {
             plan: self.arrivals.plan(lengths.as_ref(), None, false),
             workers: &workers,
             policies: match self.policies.is_empty() {
-                true => &POLICIES,
+                true => &USUAL,
                 false => &self.policies,
             },
-            other: other.as_ref(),
+            other: other
+                .as_ref()
+                .map(|(requests, workload)| Traffic { requests, workload }),
         };
         let bars = Bars(super::working(0));
         let advice = advise(question, self.effort(), &bars);
@@ -155,13 +155,34 @@ impl AdviseArgs {
         let advice = advice?;
         let report = Report {
             command: command(std::env::args_os()),
-            deploy: self.deploy(&advice, &workers, &cluster),
+            deploy: self.deploy(&advice, &workers, &cluster)?,
             advice: &advice,
         };
         Ok(match self.json {
             true => super::to_json(&report),
             false => text::text(&report, &cluster),
         })
+    }
+
+    /// Other traffic, which must be of the same model.
+    fn other(
+        &self,
+        requests: &Requests,
+        on_record: impl Fn(),
+    ) -> Result<Option<(Requests, Workload)>, Error> {
+        if self.other.is_empty() {
+            return Ok(None);
+        }
+        let other = Requests::read(&self.other, &on_record)?;
+        let (found, expected) = (other.geometry(), requests.geometry());
+        if found != expected {
+            return Err(Error::new(
+                format!("--other: it has {found}, the trace has {expected}"),
+                "give a trace of the same model",
+            ));
+        }
+        let workload = Workload::read(&self.other, self.replay, on_record)?;
+        Ok(Some((other, workload)))
     }
 
     fn effort(&self) -> Effort {
@@ -196,44 +217,19 @@ impl AdviseArgs {
         Ok((names, Some(topology.prefill.workers.len())))
     }
 
-    fn deploy(&self, advice: &Advice, workers: &[String], cluster: &Cluster) -> Deploy {
-        let mut model = Map::new();
-        model.insert("model".into(), "*".into());
-        let policy = advice.verdict.policy.split(':').next().unwrap_or_default();
-        model.insert("policy".into(), policy.into());
+    fn deploy(
+        &self,
+        advice: &Advice,
+        workers: &[String],
+        cluster: &Cluster,
+    ) -> Result<Deploy, Error> {
+        let step = cluster.assumed.unwrap_or(cluster.step);
         let Some(tuned) = advice.tuned.first().filter(|_| advice.verdict.deploy) else {
-            return Deploy {
-                model: model.into(),
+            return Ok(Deploy {
+                model: deploy::model(&spec(&advice.verdict.policy)?, step),
                 fit: None,
-            };
+            });
         };
-        let spec = &tuned.spec;
-        if let Some(tau) = spec.tau {
-            // As it was written, not as the nearest double of a float.
-            let tau = tau.to_string().parse::<f64>();
-            model.insert("tau".into(), json!(tau.unwrap_or_default()));
-        }
-        if let Some(cap) = spec.max_load_factor {
-            model.insert(
-                "max_load_factor".into(),
-                cap.map_or_else(|| json!("none"), |cap| json!(cap)),
-            );
-        }
-        if let Some(drawn) = spec.candidates {
-            model.insert("candidates".into(), json!(drawn));
-        }
-        if let (PolicyKind::Rule(policy), Some(q)) = (spec.kind, spec.exponent)
-            && policy.measure().is_some()
-        {
-            let step = cluster.assumed.unwrap_or(cluster.step);
-            model.insert("step_exponent".into(), json!(q));
-            model.insert("step_t0_ms".into(), json!(step.t0_ms));
-            model.insert("step_b_ms".into(), json!(step.b_ms));
-            model.insert("step_c_ms".into(), json!(step.c_ms));
-            if step.kv_ms_per_1k > 0.0 {
-                model.insert("step_kv_ms_per_1k".into(), json!(step.kv_ms_per_1k));
-            }
-        }
         let fit = tuned.fit.map(|fit| {
             let regions = match fit.regions {
                 "workers" => workers.len().to_string(),
@@ -253,24 +249,10 @@ impl AdviseArgs {
             let arguments = ["eldr".into(), "fit".into()].into_iter().chain(traces);
             command(arguments.chain(options.map(Into::into)))
         });
-        Deploy {
-            model: model.into(),
+        Ok(Deploy {
+            model: deploy::model(&tuned.spec, step),
             fit,
-        }
-    }
-}
-
-/// Other traffic must be of the same model.
-fn check_other(requests: &Requests, other: Option<&Requests>) -> Result<(), Error> {
-    match other.map(Requests::geometry) {
-        Some(found) if found != requests.geometry() => Err(Error::new(
-            format!(
-                "--other: it has {found}, the trace has {}",
-                requests.geometry()
-            ),
-            "give a trace of the same model",
-        )),
-        _ => Ok(()),
+        })
     }
 }
 

@@ -33,12 +33,12 @@ All that a topology may say; only the workers are needed:
   name = \"*\"
   policy = \"band\"
   tau = 0.1
-  max_load_factor = 1.25          # or \"none\"
+  max_load_factor = 1.25          # or \"none\"; hybrid 1.1
   candidates = 2                  # choose among so many drawn workers, not all: for many gateways
   step_t0_ms = 5.84               # for policies that look at running batches (marginal, hybrid):
   step_b_ms = 0.144               # a decode step takes t0 + b for each distinct expert + c for each
   step_c_ms = 0.026               # request + step_kv_ms_per_1k for each 1,000 tokens of KV cache;
-  step_exponent = 4               # 1 serves the mean, 4 the tail
+  step_exponent = 1               # 1 serves the mean, 4 the tail
   blob = \"task.eldr\"              # beside this file, or { server = \"eldr-serve:8089\",
                                   #   path = \"/v1/blob\", interval_ms = 5000 }
   rollout = { kind = \"shadow\" }

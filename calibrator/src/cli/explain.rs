@@ -52,12 +52,13 @@ pub(super) struct ExplainArgs {
     /// Policy, as in the gateway's configuration
     #[arg(long, default_value = "band", value_parser = policies())]
     policy: Policy,
-    /// Band width, 0 to 2 [default: 0.3 for hybrid, else the blob's]
+    /// Band width, 0 to 2 [default: 0.5 for hybrid, else the blob's]
     #[arg(long, value_parser = super::fit::tau)]
     tau: Option<f32>,
     /// A worker above this multiple of the mean load is no candidate, 1 to 100, or none
-    #[arg(long, default_value = "1.25", value_parser = factor)]
-    max_load_factor: Factor,
+    /// [default: 1.25, hybrid 1.1]
+    #[arg(long, value_parser = factor)]
+    max_load_factor: Option<Factor>,
     /// Decisions before this one (round_robin), or random bits (p2c, random)
     #[arg(long, default_value_t = 0)]
     draw: u64,
@@ -83,7 +84,7 @@ struct StepOptions {
     /// And for each 1,000 tokens in the KV cache [default: 0]
     #[arg(long, value_name = "MS", value_parser = not_negative)]
     step_kv_ms_per_1k: Option<f64>,
-    /// Power of step times whose sum is to be small: 1 serves the mean, 4 the tail [default: 4]
+    /// Power of step times whose sum is to be small: 1 serves the mean, 4 the tail [default: 1]
     #[arg(long, value_name = "Q", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_EXPONENT)))]
     step_exponent: Option<u32>,
 }
@@ -156,16 +157,19 @@ impl ExplainArgs {
         let bytes = blob_file::read(&self.blob)?;
         let blob = blob_file::verify(&self.blob, &bytes)?;
         let (asked, running) = self.requests()?;
+        let usual = Rule::of(self.policy);
         let tau = match self.policy {
-            Policy::Hybrid => Rule::of(Policy::Hybrid).tau,
+            Policy::Hybrid => usual.tau,
             _ => blob.tau,
         };
         let rule = Rule {
-            policy: self.policy,
             tau: self.tau.unwrap_or(tau),
-            max_load_factor: self.max_load_factor.0,
+            max_load_factor: match self.max_load_factor {
+                Some(factor) => factor.0,
+                None => usual.max_load_factor,
+            },
             objective: self.step.objective(),
-            ..Rule::default()
+            ..usual
         };
         let situation = Situation {
             loads: self.loads.iter().cloned().collect(),

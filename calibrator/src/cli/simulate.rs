@@ -71,8 +71,9 @@ pub(super) struct SimulateArgs {
     #[arg(long, value_parser = super::fit::tau)]
     tau: Option<f32>,
     /// A worker above this multiple of the mean load is no candidate, 1 to 100, or none
-    #[arg(long, default_value = "1.25", value_parser = factor)]
-    max_load_factor: Factor,
+    /// [default: 1.25, hybrid 1.1]
+    #[arg(long, value_parser = factor)]
+    max_load_factor: Option<Factor>,
     #[command(flatten)]
     cluster: ClusterOptions,
     #[command(flatten)]
@@ -151,7 +152,10 @@ impl SimulateArgs {
                 .tau
                 .or(blob.as_ref().map(|blob| blob.tau))
                 .unwrap_or(Rule::default().tau),
-            max_load_factor: self.max_load_factor.0,
+            max_load_factor: match self.max_load_factor {
+                Some(factor) => factor.0,
+                None => Rule::default().max_load_factor,
+            },
             ..Rule::default()
         };
         let regions = blob.as_ref().map(|blob| blob.regions.len());
@@ -274,6 +278,12 @@ impl SimulateArgs {
             true => all_policies(workload, has_blob),
             false => self.policies.clone(),
         };
+        // A cap that is asked for holds for those as well that have one of their own otherwise.
+        if let Some(Factor(asked)) = self.max_load_factor {
+            for spec in &mut policies {
+                spec.max_load_factor.get_or_insert(asked);
+            }
+        }
         if self.limit {
             let with_truth = policies.iter().filter_map(PolicySpec::with_true_usage);
             let hindsight = ["hindsight", "hindsight:for=p99"];

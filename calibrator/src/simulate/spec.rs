@@ -10,9 +10,6 @@ use super::follow::Refit;
 use super::hindsight::Goal;
 use super::usage::Usage;
 
-/// Band width of `hybrid` where it has none of its own: wider than that of `band`, as batches choose within it.
-const HYBRID_TAU: f32 = 0.3;
-
 /// A policy as the user names it: `band`, or with parameters of its own `band:tau=0.2:cap=none`, `marginal:q=1`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PolicySpec {
@@ -84,18 +81,19 @@ impl PolicySpec {
         } == *other
     }
 
-    /// The rule, with the run's tau and load cap where it has none of its own.
+    /// The rule, with the run's tau and load cap where it has none of its own, but those of `hybrid` in place of the run's.
     pub fn rule(&self, run: &Rule) -> Rule {
+        let usual = match self.kind {
+            PolicyKind::Rule(Policy::Hybrid) => Rule::of(Policy::Hybrid),
+            _ => *run,
+        };
         Rule {
             policy: match self.kind {
                 PolicyKind::Rule(policy) => policy,
                 PolicyKind::Label | PolicyKind::Hindsight(_) => Policy::Band,
             },
-            tau: self.tau.unwrap_or(match self.kind {
-                PolicyKind::Rule(Policy::Hybrid) => HYBRID_TAU,
-                _ => run.tau,
-            }),
-            max_load_factor: self.max_load_factor.unwrap_or(run.max_load_factor),
+            tau: self.tau.unwrap_or(usual.tau),
+            max_load_factor: self.max_load_factor.unwrap_or(usual.max_load_factor),
             objective: Objective {
                 exponent: self.exponent.unwrap_or(run.objective.exponent),
                 ..run.objective
@@ -216,7 +214,7 @@ mod tests {
             (Policy::Top1, 0.25, None)
         );
         assert_eq!(rule("label:cap=2").max_load_factor, Some(2.0));
-        assert_eq!(rule("hybrid").objective, run.objective);
+        assert_eq!(rule("hybrid"), Rule::of(Policy::Hybrid));
         let tail = rule("hybrid:tau=0.3:q=8:cap=1.25");
         assert_eq!((tail.objective.exponent, tail.tau), (8, 0.3));
         assert_eq!(tail.objective.step, run.objective.step);

@@ -171,6 +171,7 @@ impl Check {
             }
             rule.tau = tau as f32;
         }
+        let cap_is_fixed = raw.max_load_factor.is_some();
         match raw.max_load_factor {
             None => {}
             Some(Value::String(none)) if none == "none" => rule.max_load_factor = None,
@@ -207,6 +208,7 @@ impl Check {
             load_unit: raw.load_unit,
             rule,
             tau_is_fixed: raw.tau.is_some(),
+            cap_is_fixed,
             blob,
             source,
             rollout: raw

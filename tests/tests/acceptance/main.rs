@@ -1,5 +1,6 @@
 //! What the gateway promises, through a real Envoy and the freshly built filter.
 
+mod advised;
 mod batches;
 mod batches_shared;
 mod blobs;

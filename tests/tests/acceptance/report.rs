@@ -67,8 +67,7 @@ async fn a_reproduction_can_be_read_in_light_and_in_dark() {
             seconds: 1,
         },
         rates: vec![20, 40],
-        ablations: true,
-        seed: 1,
+        ..Options::full(1)
     };
     let reproduction = reproduce(&options, |_| ()).unwrap();
     let page = reproduction_page(&reproduction, "eldr reproduce --html page.html").unwrap();

@@ -4,6 +4,7 @@ use comfy_table::Table;
 
 use super::Report;
 use crate::advise::Advice;
+use crate::advise::adapt::KEPT_MIN;
 use crate::advise::judge::{Changes, Judged};
 use crate::simulate::Cluster;
 use crate::simulate::compare::Estimate;
@@ -44,6 +45,7 @@ pub(super) fn text(report: &Report<'_>, cluster: &Cluster) -> String {
         advice.judged.first().map_or("", |first| &first.policy),
         never_worse(advice)
     );
+    text += &change(advice);
     text += &rest(advice);
     text + &format!("\nagain    {}\n", report.command)
 }
@@ -74,8 +76,12 @@ fn verdict(report: &Report<'_>) -> String {
     });
     let fit = report.deploy.fit.as_ref();
     let fit = fit.map_or_else(String::new, |fit| format!("fit      {fit}\n"));
+    let warnings = verdict.warnings.iter();
+    let warnings: String = warnings
+        .map(|warning| format!("warning  {warning}\n"))
+        .collect();
     format!(
-        "advice   deploy {}\nexpect   {gain}\n{fit}filter   {{\"models\":[{model}], …}}\n",
+        "advice   deploy {}\nexpect   {gain}\n{warnings}{fit}filter   {{\"models\":[{model}], …}}\n",
         verdict.policy
     )
 }
@@ -134,7 +140,37 @@ fn never_worse(advice: &Advice) -> Table {
     right_from(1, table)
 }
 
-/// Placebo, ceiling and goodput, a line or two each.
+/// Before and after an abrupt change.
+fn change(advice: &Advice) -> String {
+    let Some(adaptation) = &advice.adaptation else {
+        return "change   not tried: one kind of request\n".into();
+    };
+    let changes = |changes: &Changes| {
+        let [mean, p50, p99] = [changes.mean, changes.p50, changes.p99].map(percent);
+        format!("{mean}, {p50}, {p99} %")
+    };
+    let share = |kept: Option<Estimate>| match kept {
+        Some(Estimate { mean, plus_minus }) => match plus_minus {
+            Some(plus_minus) => format!("{mean:.0} ± {plus_minus:.0}"),
+            None => format!("{mean:.0}"),
+        },
+        None => "–".into(),
+    };
+    let kept = match adaptation.kept {
+        [None, None, _] => "there was no gain to keep".to_owned(),
+        kept => format!(
+            "kept {} % of its gain (aim: {KEPT_MIN} %)",
+            kept.map(share).join(", ")
+        ),
+    };
+    format!(
+        "change   mean, P50, P99 against the best load balancer: {} before, {} after other traffic came\n         {kept}\n",
+        changes(&adaptation.before),
+        changes(&adaptation.after),
+    )
+}
+
+/// Against band, placebo, ceiling and goodput, a line or two each.
 fn rest(advice: &Advice) -> String {
     let Judged { against_best, .. } = &advice.placebo;
     let ceiling = &advice.ceiling;
@@ -148,9 +184,13 @@ fn rest(advice: &Advice) -> String {
         _ => String::new(),
     };
     format!(
-        "placebo  signatures exchanged at random: mean {} %, P99 {} % against the best load balancer\n\
+        "band     against band without the bound, in points: mean {}, P50 {}, P99 {}\n\
+         placebo  signatures exchanged at random: mean {} %, P99 {} % against the best load balancer\n\
          ceiling  batches of {:.1} use {:.1} of {} experts per layer (top-{:.1}; {:.1} at random, {:.1} if all were alike): no policy gains over {:.1} %\n\
          goodput  P99 TPOT ≤ {:.2} ms{}: {}, {}{gain}\n",
+        percent(advice.ahead_of_band.mean),
+        percent(advice.ahead_of_band.p50),
+        percent(advice.ahead_of_band.p99),
         percent(against_best.mean),
         percent(against_best.p99),
         ceiling.batch,

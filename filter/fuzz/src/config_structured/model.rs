@@ -315,7 +315,7 @@ impl Model {
         for (became, said) in step.into_iter().zip(self.steps) {
             assert!(said.is_none_or(|said| said.get() == became));
         }
-        assert_eq!(u64::from(objective.exponent), self.exponent().unwrap_or(4));
+        assert_eq!(u64::from(objective.exponent), self.exponent().unwrap_or(1));
         assert_eq!(model.rule.candidates.map(u64::from), self.candidates());
         let unit = match model.load_unit {
             LoadUnit::Requests => "requests",

@@ -14,7 +14,7 @@ fn what_a_step_costs_may_be_said_and_has_a_default() {
         ("step_b_ms", json!(0.5)),
         ("step_c_ms", json!(0)),
         ("step_kv_ms_per_1k", json!(0.019)),
-        ("step_exponent", json!(1)),
+        ("step_exponent", json!(3)),
     ] {
         config["models"][0][field] = value;
     }
@@ -24,7 +24,7 @@ fn what_a_step_costs_may_be_said_and_has_a_default() {
         c_ms: 0.0,
         kv_ms_per_1k: 0.019,
     };
-    let said = Objective { step, exponent: 1 };
+    let said = Objective { step, exponent: 3 };
     assert_eq!(objective(&config), said);
 }
 
@@ -86,7 +86,7 @@ fn of_a_models_batches_one_thing_is_kept() {
 }
 
 #[test]
-fn hybrid_has_a_band_of_its_own_unless_tau_is_set() {
+fn hybrid_has_a_band_and_a_cap_of_its_own_unless_they_are_set() {
     let inline = STANDARD.encode(blob_bytes(1, &["decode-0"]));
     let mut config = minimal();
     config["models"][0]["policy"] = json!("hybrid");
@@ -96,11 +96,20 @@ fn hybrid_has_a_band_of_its_own_unless_tau_is_set() {
         let model = &config.models[0];
         (model.tau(Policy::Hybrid), model.tau(Policy::Band))
     };
-    assert_eq!(taus(&config), (0.3, 0.1));
+    let caps = |config: &Value| {
+        let config = parse(config).unwrap();
+        [Policy::Hybrid, Policy::Band].map(|policy| config.models[0].max_load_factor(policy))
+    };
+    assert_eq!(taus(&config), (0.5, 0.1));
+    assert_eq!(caps(&config), [Some(1.1), Some(1.25)]);
     config["models"][0]["blob"] = json!({"inline": inline});
-    assert_eq!(taus(&config), (0.3, 0.2));
+    assert_eq!(taus(&config), (0.5, 0.2));
     config["models"][0]["tau"] = json!(0.05);
     assert_eq!(taus(&config), (0.05, 0.05));
+    config["models"][0]["max_load_factor"] = json!(1.5);
+    assert_eq!(caps(&config), [Some(1.5); 2]);
+    config["models"][0]["max_load_factor"] = json!("none");
+    assert_eq!(caps(&config), [None; 2]);
 }
 
 #[test]

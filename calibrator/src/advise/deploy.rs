@@ -1,0 +1,40 @@
+//! A policy as the filter's configuration has it.
+
+use eldr_core::engine::StepModel;
+use serde_json::{Map, Value, json};
+
+use crate::simulate::PolicySpec;
+use crate::simulate::policy::PolicyKind;
+
+/// The model's entry in the filter's configuration, but for its blob: the policy with its parameters and, where it knows step times,
+/// those of `step`. What the policy leaves out the filter's defaults say as the simulator's do.
+pub fn model(spec: &PolicySpec, step: StepModel) -> Value {
+    let mut model = Map::new();
+    model.insert("model".into(), "*".into());
+    let policy = spec.name.split(':').next().unwrap_or_default();
+    model.insert("policy".into(), policy.into());
+    if let Some(tau) = spec.tau {
+        // As it was written, not as the nearest double of a float.
+        let tau = tau.to_string().parse::<f64>();
+        model.insert("tau".into(), json!(tau.unwrap_or_default()));
+    }
+    if let Some(cap) = spec.max_load_factor {
+        let cap = cap.map_or_else(|| json!("none"), |cap| json!(cap));
+        model.insert("max_load_factor".into(), cap);
+    }
+    if let Some(drawn) = spec.candidates {
+        model.insert("candidates".into(), json!(drawn));
+    }
+    if let (PolicyKind::Rule(policy), Some(q)) = (spec.kind, spec.exponent)
+        && policy.measure().is_some()
+    {
+        model.insert("step_exponent".into(), json!(q));
+        model.insert("step_t0_ms".into(), json!(step.t0_ms));
+        model.insert("step_b_ms".into(), json!(step.b_ms));
+        model.insert("step_c_ms".into(), json!(step.c_ms));
+        if step.kv_ms_per_1k > 0.0 {
+            model.insert("step_kv_ms_per_1k".into(), json!(step.kv_ms_per_1k));
+        }
+    }
+    model.into()
+}
