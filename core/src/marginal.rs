@@ -41,7 +41,7 @@ impl Objective {
         let before = self.step.step_ms(experts, requests as usize, tokens);
         let after = self.step.step_ms(
             experts + extra,
-            requests as usize + 1,
+            (requests as usize).saturating_add(1),
             tokens.saturating_add(request.kv_tokens().into()),
         );
         let requests = f64::from(requests);

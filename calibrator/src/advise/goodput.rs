@@ -79,12 +79,18 @@ fn highest(start: f64, keeps: impl Fn(f64) -> Result<bool, Error>) -> Result<Opt
     let (mut good, mut bad) = (None, None);
     let mut rate = start;
     for _ in 0..=DOUBLINGS {
-        if keeps(rate)? {
-            good = Some(rate);
-            rate *= 2.0;
-        } else {
-            bad = Some(rate);
-            rate /= 2.0;
+        match keeps(rate) {
+            Ok(true) => {
+                good = Some(rate);
+                rate *= 2.0;
+            }
+            Ok(false) => {
+                bad = Some(rate);
+                rate /= 2.0;
+            }
+            // More than can be simulated: what is found by then stands.
+            Err(_) if good.is_some() => break,
+            Err(error) => return Err(error),
         }
         if good.is_some() && bad.is_some() {
             break;
@@ -115,5 +121,11 @@ mod tests {
         }
         assert_eq!(highest(20.0, |_| Ok(false)).unwrap(), None);
         assert_eq!(highest(20.0, |_| Ok(true)).unwrap(), Some(1280.0));
+        let too_many = |rate| match rate > 50.0 {
+            true => Err(Error::new("too many requests", "fewer")),
+            false => Ok(true),
+        };
+        assert_eq!(highest(20.0, too_many).unwrap(), Some(40.0));
+        assert!(highest(60.0, too_many).is_err());
     }
 }

@@ -28,8 +28,8 @@ pub const POLICIES: [(&str, Option<&str>, &str); 8] = [
     ("p2c", Some("p2c"), "p2c"),
     ("label", Some("domain"), "label"),
     ("band", Some("eldr"), BAND),
-    ("marginal", None, "marginal:cap=1.25"),
-    ("hybrid", None, "hybrid:cap=1.25"),
+    ("marginal", None, "marginal:cap=1.1"),
+    ("hybrid", None, "hybrid"),
 ];
 
 /// Time per output token of one cell, ms.
