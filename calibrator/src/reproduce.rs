@@ -10,6 +10,7 @@ pub mod bench;
 pub mod engine;
 #[cfg(test)]
 pub(crate) mod fixture;
+mod parallel;
 pub mod predict;
 pub mod published;
 
@@ -162,6 +163,9 @@ pub fn reproduce(options: &Options, on_piece: impl Fn(&str)) -> Result<Reproduct
         on_piece("predicting the third");
         if options.ablations {
             ablations.extend(ablations::ablations(pair, b_ms)?);
+            if parallel::applies(&shape, pair.bench.kind) {
+                ablations.extend(parallel::ablations(pair, b_ms)?);
+            }
             if ablations::varies_workers(&shape, pair.bench.kind) {
                 ablations.extend(ablations::workers(pair, b_ms)?);
             }

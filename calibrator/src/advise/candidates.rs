@@ -55,14 +55,18 @@ impl Grid {
         }
     }
 
-    /// Every candidate of a policy.
+    /// Every candidate of a policy behind so many gateways.
     ///
     /// # Errors
     /// Never: the values are within their ranges.
-    pub fn candidates(self, policy: Policy) -> Result<Vec<PolicySpec>, Error> {
+    pub fn candidates(self, policy: Policy, gateways: usize) -> Result<Vec<PolicySpec>, Error> {
         let texts = with("tau", self.taus(policy), vec![policy.name().to_owned()]);
         let texts = with("q", self.exponents(policy), texts);
-        let texts = with("cap", self.caps(), texts);
+        let mut texts = with("cap", self.caps(), texts);
+        // Who is the least loaded by old counts gets the requests of all gateways at once; of two that are drawn, of few.
+        if gateways > 1 && policy == Policy::Band {
+            texts.extend(with("candidates", &["2"], texts.clone()));
+        }
         texts.iter().map(|text| spec(text)).collect()
     }
 

@@ -169,12 +169,17 @@ fn some_of_the_requests_are_what_was_read_of_them() {
 fn every_policy_is_tried_with_caps_down_to_the_mean() {
     for grid in [Grid::Full, Grid::Quick] {
         for policy in candidates::POLICIES {
-            let specs = grid.candidates(policy).unwrap();
+            let specs = grid.candidates(policy, 1).unwrap();
             let caps = specs.iter().map(|spec| spec.max_load_factor);
             assert!(caps.clone().any(|cap| cap == Some(Some(1.0))), "{policy:?}");
             assert!(caps.flatten().all(|cap| cap.is_some()), "{policy:?}");
             let with_q = specs.iter().all(|spec| spec.exponent.is_some());
             assert_eq!(with_q, matches!(policy, Policy::Hybrid | Policy::Marginal));
+            // Among few drawn workers only where several gateways see the same old loads.
+            assert!(specs.iter().all(|spec| spec.candidates.is_none()));
+            let several = grid.candidates(policy, 4).unwrap();
+            let drawn = several.iter().any(|spec| spec.candidates == Some(2));
+            assert_eq!(drawn, policy == Policy::Band);
         }
     }
 }

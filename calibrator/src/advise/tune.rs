@@ -83,9 +83,10 @@ pub(super) fn tune(
         progress,
     };
     let (mut tuned, mut harmful) = (Vec::new(), Vec::new());
+    let gateways = tuning.first().map_or(1, |ground| ground.cluster.gateways);
     let mut least_bad: Option<(f64, Tuned)> = None;
     for &policy in policies {
-        let candidates = effort.grid.candidates(policy)?;
+        let candidates = effort.grid.candidates(policy, gateways)?;
         let candidates = candidates.into_iter().map(|spec| (spec, 0)).collect();
         let mut scored = table.scored(candidates, 1)?;
         scored.sort_by(|a, b| a.score.total_cmp(&b.score));

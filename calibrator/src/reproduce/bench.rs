@@ -1,10 +1,11 @@
 //! One model and workload, ready to run.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use eldr_core::blob::Blob;
 use eldr_core::decide::Rule;
-use eldr_core::engine::StepModel;
+use eldr_core::engine::{Ranks, StepModel};
 
 use super::engine::Growth;
 use super::published::Cell;
@@ -65,7 +66,7 @@ pub struct Bench {
     pub shape: Shape,
     /// What requests are about.
     pub kind: Kind,
-    calibration: Requests,
+    pub(super) calibration: Requests,
     workload: Workload,
     seconds: u64,
     seed: u64,
@@ -107,6 +108,12 @@ impl Bench {
     /// # Errors
     /// Fewer requests than workers.
     pub fn known(&self, workers: usize, how: Fit) -> Result<Known, Error> {
+        let (names, blob) = self.blob(workers, how)?;
+        Ok(Known::of_blob(blob, &names, &self.workload)?)
+    }
+
+    /// Decode workers, and regions for them.
+    pub(super) fn blob(&self, workers: usize, how: Fit) -> Result<(Vec<String>, Blob), Error> {
         let names: Vec<String> = (0..workers).map(|n| format!("decode-{n}")).collect();
         let published = Options {
             seed: self.seed,
@@ -123,7 +130,7 @@ impl Bench {
         if how == Fit::Plain {
             plain_kmeans(&mut blob, &self.calibration);
         }
-        Ok(Known::of_blob(blob, &names, &self.workload)?)
+        Ok((names, blob))
     }
 
     /// Runs policies at a rate; one cell each.
@@ -138,12 +145,29 @@ impl Bench {
         workers: usize,
         policies: &[PolicySpec],
     ) -> Result<Vec<Cell>, Error> {
+        self.run_on(known, step, rate, workers, policies, Vec::new())
+    }
+
+    /// The same with expert parallelism: one placement for all workers, or one for each.
+    ///
+    /// # Errors
+    /// Nothing arrives.
+    pub fn run_on(
+        &self,
+        known: &Known,
+        step: StepModel,
+        rate: u32,
+        workers: usize,
+        policies: &[PolicySpec],
+        ranks: Vec<Arc<Ranks>>,
+    ) -> Result<Vec<Cell>, Error> {
         let duration = Duration::from_secs(self.seconds);
         let cluster = Cluster {
             step,
             decode_workers: workers,
             duration,
             warm_up: Duration::ZERO,
+            ranks,
             ..Cluster::default()
         };
         let setting = Setting {
@@ -179,41 +203,44 @@ impl Bench {
     }
 }
 
+/// Signatures of requests, one after the other.
+pub(super) fn signatures(blob: &Blob, requests: &Requests) -> Vec<f32> {
+    let experts = blob.transform.geometry().experts;
+    let layers = blob.transform.layers().iter();
+    let rows: Vec<usize> = layers.map(|&layer| layer.into()).collect();
+    let of = requests.prefill().flat_map(|counts| {
+        let chosen = rows
+            .iter()
+            .flat_map(|row| &counts[row * experts..(row + 1) * experts]);
+        let chosen: Vec<u16> = chosen.copied().collect();
+        blob.transform.apply(&chosen)
+    });
+    of.collect()
+}
+
+/// The region whose centroid is nearest to each.
+pub(super) fn nearest(vectors: Vectors<'_>, centroids: Vectors<'_>) -> Vec<usize> {
+    let regions = centroids.len();
+    let of = |row: &[f32]| {
+        (0..regions)
+            .min_by(|&a, &b| row[a].total_cmp(&row[b]))
+            .unwrap_or_default()
+    };
+    let distances = vectors.distances(centroids);
+    distances.chunks_exact(regions).map(of).collect()
+}
+
 /// Moves the centroids to the means of the requests that are nearest to them, until nothing changes.
 fn plain_kmeans(blob: &mut Blob, requests: &Requests) {
     let dimension = blob.transform.dimension();
-    let experts = blob.transform.geometry().experts;
-    let rows: Vec<usize> = blob
-        .transform
-        .layers()
-        .iter()
-        .map(|&layer| layer.into())
-        .collect();
-    let vectors: Vec<f32> = requests
-        .prefill()
-        .flat_map(|counts| {
-            let chosen = rows
-                .iter()
-                .flat_map(|row| &counts[row * experts..(row + 1) * experts]);
-            let chosen: Vec<u16> = chosen.copied().collect();
-            blob.transform.apply(&chosen)
-        })
-        .collect();
+    let vectors = signatures(blob, requests);
     let vectors = Vectors {
         dimension,
         values: &vectors,
     };
     let mut before: Vec<usize> = Vec::new();
     for _ in 0..ROUNDS {
-        let centroids = Vectors::centroids_of(blob);
-        let regions = centroids.len();
-        let distances = vectors.distances(centroids);
-        let nearest = |row: &[f32]| {
-            (0..regions)
-                .min_by(|&a, &b| row[a].total_cmp(&row[b]))
-                .unwrap_or_default()
-        };
-        let assignment: Vec<usize> = distances.chunks_exact(regions).map(nearest).collect();
+        let assignment = nearest(vectors, Vectors::centroids_of(blob));
         if assignment == before {
             return;
         }
