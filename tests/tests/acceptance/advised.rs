@@ -28,7 +28,8 @@ async fn starts(model: &Value, with_blob: bool) -> Gateway {
 #[tokio::test]
 async fn the_filter_takes_every_advised_policy_as_it_is_printed() {
     // The last candidate of each policy: the largest of each parameter.
-    let candidates = POLICIES.map(|policy| Grid::Full.candidates(policy).unwrap().pop().unwrap());
+    let candidates =
+        POLICIES.map(|policy| Grid::Full.candidates(policy, 4).unwrap().pop().unwrap());
     let balancers = BALANCERS.map(|name| name.parse::<PolicySpec>().unwrap());
     for spec in candidates.iter().chain(&balancers) {
         let model = deploy::model(spec, STEP);
