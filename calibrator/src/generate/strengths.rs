@@ -81,7 +81,7 @@ impl Targets {
 }
 
 impl Strengths {
-    /// What meets the [published targets](Targets::published), solved for beforehand, with clusters of a middle strength.
+    /// What meets the [published targets](Targets::published), solved for beforehand, with the stronger clusters.
     pub fn fitted(shape: &Shape, kind: Kind) -> Self {
         Self::fitted_with(shape, kind, CLUSTER)
     }

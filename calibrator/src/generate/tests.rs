@@ -64,21 +64,26 @@ fn the_published_structure_is_met() {
     {
         for kind in Kind::ALL {
             let strengths = Strengths::fitted_with(&shape, kind, cluster);
-            let requests = Generator::new(shape, kind, strengths, 1).gates(2_000..2_200);
-            let (least, most) = kind.fewer_experts();
+            let requests = Generator::new(shape, kind, strengths, 1).gates(2_000..2_400);
+            let targets = Targets::published(&shape, kind);
             let fewer = fewer_experts_in_domain(&requests, strengths::BATCH, 7).unwrap();
             let name = format!("{} {} {cluster}", shape.name, kind.name());
-            // So few requests leave that much open.
-            let reached = least - 0.03..most + 0.03;
-            assert!(reached.contains(&fewer), "{name}: {fewer}");
+            let off = fewer - targets.fewer_experts;
+            // Where domains need not differ any more, clusters make their batches differ as it is.
+            let reached = if strengths.domain < 0.01 {
+                0.025
+            } else {
+                0.015
+            };
+            assert!((-0.015..reached).contains(&off), "{name}: {fewer}");
             let rho = phase_correlation(&requests, 7).unwrap();
             match kind {
                 Kind::Task => assert!(
-                    (rho - shape.phase_correlation).abs() < 0.08,
+                    (rho - shape.phase_correlation).abs() < 0.05,
                     "{name}: {rho}"
                 ),
                 // Of its own noise a model has as much there, of differences less.
-                Kind::Language => assert!(rho < shape.phase_correlation + 0.08, "{name}: {rho}"),
+                Kind::Language => assert!(rho < shape.phase_correlation + 0.05, "{name}: {rho}"),
             }
         }
     }
@@ -157,4 +162,12 @@ fn a_domain_without_a_whole_batch_is_left_out() {
     let requests = generator(Kind::Task, 1).gates(0..3);
     assert_eq!(fewer_experts_in_domain(&requests, 4, 1), None);
     assert_eq!(fewer_experts_in_domain(&[], 4, 1), None);
+}
+
+#[test]
+fn prompts_are_as_long_in_the_mean_as_is_said() {
+    let requests = generator(Kind::Task, 2).gates(0..4_000);
+    let tokens: u32 = requests.iter().map(|gates| gates.prompt_tokens).sum();
+    let mean = f64::from(tokens) / requests.len() as f64;
+    assert!((mean / PROMPT_TOKENS_MEAN - 1.0).abs() < 0.05, "{mean}");
 }

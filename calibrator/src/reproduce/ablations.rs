@@ -58,7 +58,7 @@ pub(super) fn ablations(pair: &Pair<'_>, b_ms: f64) -> Result<Vec<Ablation>, Err
     ];
     let run = |known: &_, names: &[&str]| {
         pair.bench
-            .run(known, step, ABLATION_RATE, WORKERS, &specs(names))
+            .run(known, step, ABLATION_RATE, WORKERS, &specs(names), &[])
     };
     let cells = run(&pair.known, &names)?;
     let against = |cell: super::Cell| cell.against(cells[0]);
@@ -114,7 +114,9 @@ pub(super) fn workers(pair: &Pair<'_>, b_ms: f64) -> Result<Vec<Ablation>, Error
     for (workers, ..) in BY_WORKERS {
         let known = pair.bench.known(workers, Fit::Published)?;
         let rate = ABLATION_RATE * workers as u32 / WORKERS as u32;
-        let cells = pair.bench.run(&known, step, rate, workers, &policies)?;
+        let cells = pair
+            .bench
+            .run(&known, step, rate, workers, &policies, &[])?;
         changes.push(cells[1].against(cells[0]));
     }
     let rows =

@@ -133,7 +133,8 @@ impl Bench {
         Ok((names, blob))
     }
 
-    /// Runs policies at a rate; one cell each.
+    /// Runs policies at a rate; one cell each. `ranks` is the expert parallelism of the workers: none, one placement for all, or one
+    /// for each.
     ///
     /// # Errors
     /// Nothing arrives.
@@ -144,22 +145,7 @@ impl Bench {
         rate: u32,
         workers: usize,
         policies: &[PolicySpec],
-    ) -> Result<Vec<Cell>, Error> {
-        self.run_on(known, step, rate, workers, policies, Vec::new())
-    }
-
-    /// The same with expert parallelism: one placement for all workers, or one for each.
-    ///
-    /// # Errors
-    /// Nothing arrives.
-    pub fn run_on(
-        &self,
-        known: &Known,
-        step: StepModel,
-        rate: u32,
-        workers: usize,
-        policies: &[PolicySpec],
-        ranks: Vec<Arc<Ranks>>,
+        ranks: &[Arc<Ranks>],
     ) -> Result<Vec<Cell>, Error> {
         let duration = Duration::from_secs(self.seconds);
         let cluster = Cluster {
@@ -167,7 +153,7 @@ impl Bench {
             decode_workers: workers,
             duration,
             warm_up: Duration::ZERO,
-            ranks,
+            ranks: ranks.to_vec(),
             ..Cluster::default()
         };
         let setting = Setting {

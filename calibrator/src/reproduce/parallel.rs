@@ -28,12 +28,12 @@ pub(super) fn ablations(pair: &Pair<'_>, b_ms: f64) -> Result<Vec<Ablation>, Err
     let Bench { shape, kind, .. } = *pair.bench;
     let step = pair.engine.near(ABLATION_RATE, kind, b_ms);
     let policies = specs(&["round_robin", "band"]);
-    let run = |ranks| {
+    let run = |ranks: &[Arc<Ranks>]| {
         let bench = pair.bench;
-        bench.run_on(&pair.known, step, ABLATION_RATE, WORKERS, &policies, ranks)
+        bench.run(&pair.known, step, ABLATION_RATE, WORKERS, &policies, ranks)
     };
-    let in_order = run(vec![contiguous(shape.geometry, GPUS)?])?;
-    let placed = run(placed(pair.bench)?)?;
+    let in_order = run(&[contiguous(shape.geometry, GPUS)?])?;
+    let placed = run(&placed(pair.bench)?)?;
     let rows = [
         ("experts in order", in_order[1], None),
         ("placed per cluster", placed[1], Some(PARALLEL_P50)),

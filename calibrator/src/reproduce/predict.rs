@@ -123,7 +123,7 @@ pub(super) fn band_change(
     let changes = rates.par_iter().map(|&rate| {
         let cells = pair
             .bench
-            .run(&pair.known, step(rate), rate, WORKERS, &policies)?;
+            .run(&pair.known, step(rate), rate, WORKERS, &policies, &[])?;
         Ok(cells[1].against(cells[0]))
     });
     Ok(Change::mean(changes.collect::<Result<Vec<_>, Error>>()?))
@@ -228,7 +228,7 @@ pub(super) fn predict(
         let step = pair.engine.near(rate, kind, b_ms);
         let cells = pair
             .bench
-            .run(&pair.known, step, rate, WORKERS, &policies)?;
+            .run(&pair.known, step, rate, WORKERS, &policies, &[])?;
         let compared = POLICIES
             .iter()
             .zip(cells)
