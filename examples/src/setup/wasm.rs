@@ -40,7 +40,11 @@ fn build(target_dir: &Path, features: &[&str]) -> Result<PathBuf, SetupError> {
         "--profile",
         "wasm",
     ]);
-    run(&mut cargo, "building the filter for wasm, minutes the first time", HINT)?;
+    run(
+        &mut cargo,
+        "building the filter for wasm, minutes the first time",
+        HINT,
+    )?;
     let module = target_dir.join(TARGET).join("wasm/eldr_filter.wasm");
     if !module.is_file() {
         return Err(SetupError::new(
