@@ -44,7 +44,7 @@ pub use hindsight::Goal;
 pub use lengths::Lengths;
 pub use measure::{Outcome, Spread};
 pub use mix::Mix;
-pub use policy::{Ask, Known, PolicySpec, Router};
+pub use policy::{Ask, Known, PolicySpec, Router, Seat, Steps};
 pub use usage::Usage;
 pub use views::LoadUnit;
 pub use workload::{Replay, Workload};

@@ -84,6 +84,15 @@ impl Request {
         }
     }
 
+    /// Share of the experts that a token uses, mean over layers: top-k / experts. 0 of a request of which nothing is known, or that is
+    /// seen by its direction.
+    pub fn usage(&self) -> f64 {
+        match self.measure {
+            Measure::Usage => self.mean,
+            Measure::Direction => 0.0,
+        }
+    }
+
     /// Tokens that the request has in the worker's KV cache, or will have.
     pub fn kv_tokens(&self) -> u32 {
         self.kv_tokens

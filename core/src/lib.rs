@@ -10,6 +10,7 @@
 //! | counts → weighted unit vector → cosine similarity to every region | [`transform`], [`similarity`] |
 //! | similarities and worker loads → worker, with a [`Reason`] | [`decide`] |
 //! | requests that run on each worker → what one more costs there | [`batch`], [`marginal`] |
+//! | times of requests that ended → what a decode step costs | [`learn`] |
 //! | all of it in one call | [`route`] |
 //!
 //! [`blob`] is the file in which a calibration travels, [`prefix_hash`] chooses the prefill worker by the prompt's
@@ -34,6 +35,7 @@ pub mod batch;
 pub mod blob;
 pub mod decide;
 pub mod engine;
+pub mod learn;
 pub mod marginal;
 pub mod outcome;
 pub mod prefix_cache;

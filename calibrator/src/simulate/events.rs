@@ -12,7 +12,7 @@ use super::Cluster;
 use super::arrivals::Arrival;
 use super::changes::ChangeKind;
 use super::measure::{Measures, Outcome};
-use super::policy::{Ask, Router};
+use super::policy::{Ask, Router, Seat};
 use super::views::{Answers, LoadUnit, Views};
 use super::workload::Workload;
 
@@ -242,7 +242,12 @@ impl World<'_> {
         });
         let worker = decision.target.0;
         self.views.enter(gateway, worker, load);
-        self.router.entered(gateway, worker, index);
+        self.router.entered(Seat {
+            now: self.now,
+            gateway,
+            worker,
+            arrival: index,
+        });
         self.measures.decided(worker, decision.reason);
         let flight = &mut self.flights[index];
         flight.worker = worker;
@@ -313,24 +318,32 @@ impl World<'_> {
 
     fn done(&mut self, index: usize, tokens_after_first: u32, first: Duration) {
         let arrival = &self.arrivals[index];
-        self.leave(index);
+        let decoding = (self.now - first).as_secs_f64() * 1e3;
+        let tpot = (tokens_after_first > 0).then(|| decoding / f64::from(tokens_after_first));
+        // Gateways see an event per step, whatever it accepts.
+        let per_step = f64::from(self.cluster.speculation.accept.max(1));
+        self.leave(index, tpot.map(|tpot| tpot * per_step));
         let gateway = self.gateway(index);
         self.answers[gateway].learn(arrival.decode_tokens);
         self.flights[index].until = self.now;
         self.undone -= 1;
         if arrival.at >= self.cluster.warm_up {
             let ttft = (first - arrival.at).as_secs_f64() * 1e3;
-            let decoding = (self.now - first).as_secs_f64() * 1e3;
-            let tpot = (tokens_after_first > 0).then(|| decoding / f64::from(tokens_after_first));
             self.measures.done(arrival.at, ttft, tpot);
         }
     }
 
-    fn leave(&mut self, index: usize) {
+    fn leave(&mut self, index: usize, step_ms: Option<f64>) {
         self.flights[index].in_flight = false;
         let (gateway, flight) = (self.gateway(index), &self.flights[index]);
         self.views.leave(gateway, flight.worker, flight.load);
-        self.router.left(gateway, flight.worker, index);
+        let seat = Seat {
+            now: self.now,
+            gateway,
+            worker: flight.worker,
+            arrival: index,
+        };
+        self.router.left(seat, step_ms);
     }
 
     fn change(&mut self, change: usize) {
@@ -351,7 +364,7 @@ impl World<'_> {
                 continue;
             }
             flight.sent += 1;
-            self.leave(index);
+            self.leave(index, None);
             self.measures.restarted();
             let again = self.now + self.prefill_time(&self.arrivals[index]);
             self.at(again, Event::Prefilled { arrival: index });

@@ -17,7 +17,7 @@ use super::usage::Usage;
 use super::workload::Workload;
 use crate::error::Error;
 
-pub use super::spec::{PolicyKind, PolicySpec};
+pub use super::spec::{PolicyKind, PolicySpec, Steps};
 
 /// A request that a gateway has to decide.
 #[derive(Clone, Copy, Debug)]
@@ -40,20 +40,33 @@ pub struct Ask<'a> {
     pub draw: Draw,
 }
 
+/// Where a request is, and since or until when.
+#[derive(Clone, Copy, Debug)]
+pub struct Seat {
+    /// When, since the start.
+    pub now: Duration,
+    /// The gateway that sent it.
+    pub gateway: usize,
+    /// The decode worker.
+    pub worker: usize,
+    /// Which arrival it is.
+    pub arrival: usize,
+}
+
 /// Decides, and keeps what it decides from. What gateways see of loads is given; a policy that scores running batches keeps its own
 /// state by gateway and worker, of which it is told here.
 pub trait Router {
     /// Chooses the decode worker.
     fn choose(&mut self, ask: Ask<'_>) -> Decision;
 
-    /// The arrival that was chosen for last was sent by `gateway` to `worker`.
-    fn entered(&mut self, gateway: usize, worker: usize, arrival: usize) {
-        let _ = (gateway, worker, arrival);
+    /// The arrival that was chosen for last goes to its worker.
+    fn entered(&mut self, seat: Seat) {
+        let _ = seat;
     }
 
-    /// It is done, or its worker has failed.
-    fn left(&mut self, gateway: usize, worker: usize, arrival: usize) {
-        let _ = (gateway, worker, arrival);
+    /// It is done, with so many milliseconds per decode step, or its worker has failed.
+    fn left(&mut self, seat: Seat, step_ms: Option<f64>) {
+        let _ = (seat, step_ms);
     }
 
     /// The gateways tell each other what they have in flight. Returns the bytes that each one tells, in the mean.
@@ -169,6 +182,9 @@ pub fn router<'a>(
                 let follower = refit.map(|(refit, known)| known.follower(refit));
                 let mut router = ByBatch::new(rule, measure, usage, known, workload, cluster)?;
                 router.follow(follower.transpose()?);
+                if spec.steps == Steps::Learned {
+                    router.learn();
+                }
                 Ok(Box::new(router))
             }
             (None, Some((refit, known))) => {

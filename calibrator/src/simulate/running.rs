@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use eldr_core::batch::{Batches, Footprint, Measure};
 use eldr_core::decide::{Decision, Rule, WorkerIndex};
+use eldr_core::learn::{Learner, Stay};
 use eldr_core::route::{Fleet, Prompt, Scratch, route_running};
 
 use super::Cluster;
 use super::follow::Follower;
-use super::policy::{Ask, Known, Router};
+use super::policy::{Ask, Known, Router, Seat};
 use super::usage::Usage;
 use super::workload::Workload;
 use crate::error::Error;
@@ -29,8 +30,10 @@ pub(super) struct ByBatch<'a> {
     prompts: Vec<(Option<Arc<str>>, u32)>,
     /// What the request that was last decided adds to a batch.
     decided: Footprint,
-    /// What those in flight added, by arrival.
-    in_flight: HashMap<usize, Footprint>,
+    /// What those in flight added, by arrival, and since when.
+    in_flight: HashMap<usize, (Footprint, Option<Stay>)>,
+    /// Beside each of the batches, where step coefficients are learned.
+    learners: Vec<Learner>,
     exchanges: bool,
     /// By gateway, what it tells: buffers.
     messages: Vec<Vec<u8>>,
@@ -72,6 +75,7 @@ impl<'a> ByBatch<'a> {
             prompts: prompts.collect(),
             decided: Footprint::unknown(0),
             in_flight: HashMap::new(),
+            learners: Vec::new(),
             exchanges: cluster.share_batches && views > 1,
             messages: vec![Vec::new(); views],
             batches: vec![idle; views],
@@ -84,9 +88,27 @@ impl<'a> ByBatch<'a> {
         self.follower = follower;
     }
 
+    /// Corrects the rule's step coefficients by the times of requests.
+    pub(super) fn learn(&mut self) {
+        let learner =
+            |batches: &Batches| Learner::new(self.rule.objective.step, batches.workers().len());
+        self.learners = self.batches.iter().map(learner).collect();
+    }
+
+    /// Tells the learner what a worker runs from now on.
+    fn runs(&mut self, view: usize, worker: WorkerIndex, now_ms: f64) {
+        if let Some(learner) = self.learners.get_mut(view) {
+            learner.runs(worker, &self.batches[view], now_ms);
+        }
+    }
+
     fn view(&self, gateway: usize) -> usize {
         gateway % self.batches.len()
     }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }
 
 impl Router for ByBatch<'_> {
@@ -108,8 +130,12 @@ impl Router for ByBatch<'_> {
             Some(follower) => Some(follower.map()),
             None => self.known.map(|known| &known.map),
         };
+        let mut rule = self.rule;
+        if let Some(learner) = self.learners.get(self.view(ask.gateway)) {
+            rule.objective.step = learner.model();
+        }
         let scratch = &mut self.scratch;
-        let decision = route_running(&self.rule, map, prompt, fleet, ask.draw, scratch);
+        let decision = route_running(&rule, map, prompt, fleet, ask.draw, scratch);
         self.decided = match scratch.request() {
             Some(request) => request.footprint(),
             None => Footprint::unknown(ask.kv_tokens),
@@ -117,18 +143,31 @@ impl Router for ByBatch<'_> {
         decision
     }
 
-    fn entered(&mut self, gateway: usize, worker: usize, arrival: usize) {
-        let view = self.view(gateway);
+    fn entered(&mut self, seat: Seat) {
+        let view = self.view(seat.gateway);
+        let (worker, now_ms) = (WorkerIndex(seat.worker), ms(seat.now));
         let footprint = std::mem::replace(&mut self.decided, Footprint::unknown(0));
-        self.batches[view].join(WorkerIndex(worker), &footprint);
-        self.in_flight.insert(arrival, footprint);
+        let learner = self.learners.get_mut(view);
+        let request = self.scratch.request();
+        let stay = learner.map(|learner| learner.begin(worker, request, now_ms));
+        self.batches[view].join(worker, &footprint);
+        self.in_flight.insert(seat.arrival, (footprint, stay));
+        self.runs(view, worker, now_ms);
     }
 
-    fn left(&mut self, gateway: usize, worker: usize, arrival: usize) {
-        let view = self.view(gateway);
-        if let Some(footprint) = self.in_flight.remove(&arrival) {
-            self.batches[view].leave(WorkerIndex(worker), &footprint);
+    fn left(&mut self, seat: Seat, step_ms: Option<f64>) {
+        let view = self.view(seat.gateway);
+        let (worker, now_ms) = (WorkerIndex(seat.worker), ms(seat.now));
+        let Some((footprint, stay)) = self.in_flight.remove(&seat.arrival) else {
+            return;
+        };
+        if let (Some(learner), Some(stay), Some(step_ms)) =
+            (self.learners.get_mut(view), stay, step_ms)
+        {
+            learner.end(worker, stay, step_ms, now_ms);
         }
+        self.batches[view].leave(worker, &footprint);
+        self.runs(view, worker, now_ms);
     }
 
     fn shared(&mut self) -> f64 {

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use clap::ValueEnum as _;
+use clap::ValueEnum;
 use eldr_core::decide::{MAX_CANDIDATES, Policy, Rule};
 use eldr_core::marginal::{MAX_EXPONENT, Objective};
 
@@ -29,6 +29,18 @@ pub struct PolicySpec {
     pub exponent: Option<u32>,
     /// Workers that it draws to choose among; `None`: all.
     pub candidates: Option<u32>,
+    /// Where `marginal` and `hybrid` have their step coefficients from.
+    pub steps: Steps,
+}
+
+/// Where a policy has its step coefficients from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Steps {
+    /// Learned from the times of requests that ended; those of the run are where it begins.
+    #[default]
+    Learned,
+    /// Those of the run, or what `--assume` says of them.
+    Stated,
 }
 
 /// Core's policies, and one that no gateway could use.
@@ -123,6 +135,7 @@ impl FromStr for PolicySpec {
         let scores = matches!(policy, Some(Policy::Marginal | Policy::Hybrid));
         let (mut tau, mut max_load_factor, mut exponent) = (None, None, None);
         let (mut usage, mut refit, mut candidates) = (Usage::default(), None, None);
+        let mut steps = Steps::default();
         for part in parts {
             match part.split_once('=') {
                 Some(("tau", value)) => {
@@ -161,6 +174,10 @@ impl FromStr for PolicySpec {
                         || format!("q: a whole number from 1 to {MAX_EXPONENT} was expected");
                     exponent = Some(value.ok_or_else(allowed)?);
                 }
+                Some(("steps", value)) if scores => {
+                    steps = Steps::from_str(value, true)
+                        .map_err(|_| "steps: learned or stated was expected")?;
+                }
                 Some(("candidates", value)) => {
                     if !policy.is_some_and(Policy::draws) {
                         return Err(format!("candidates: {name} draws none"));
@@ -176,12 +193,14 @@ impl FromStr for PolicySpec {
                     };
                     candidates = Some(value.ok_or_else(allowed)?);
                 }
-                Some(("q", _)) => {
-                    return Err("q: only marginal and hybrid have an exponent".to_owned());
+                Some((parameter @ ("q" | "steps"), _)) => {
+                    return Err(format!(
+                        "{parameter}: only marginal and hybrid know step times"
+                    ));
                 }
                 _ => {
                     return Err(format!(
-                        "{part:?}: tau=…, cap=…, q=…, candidates=…, usage=… or refit=… was expected"
+                        "{part:?}: tau=…, cap=…, q=…, steps=…, candidates=…, usage=… or refit=… was expected"
                     ));
                 }
             }
@@ -195,6 +214,7 @@ impl FromStr for PolicySpec {
             refit,
             exponent,
             candidates,
+            steps,
         })
     }
 }
@@ -222,8 +242,13 @@ mod tests {
             (tail.candidates, rule("band:candidates=8").candidates),
             (None, Some(8))
         );
+        let steps = |text: &str| text.parse::<PolicySpec>().unwrap().steps;
+        assert_eq!(steps("marginal"), Steps::Learned);
+        assert_eq!(steps("hybrid:steps=stated"), Steps::Stated);
         for wrong in [
             "bond",
+            "band:steps=learned",
+            "hybrid:steps=guessed",
             "band:tau=3",
             "band:cap=0.5",
             "band:width=1",

@@ -332,6 +332,7 @@ struct Told {
     entered: usize,
     left: usize,
     in_flight_max: usize,
+    step_ms: Vec<f64>,
 }
 
 impl Router for Told {
@@ -347,13 +348,15 @@ impl Router for Told {
         }
     }
 
-    fn entered(&mut self, _: usize, _: usize, _: usize) {
+    fn entered(&mut self, seat: Seat) {
+        assert_eq!((seat.gateway, seat.worker), (0, 0));
         self.entered += 1;
         self.in_flight_max = self.in_flight_max.max(self.entered - self.left);
     }
 
-    fn left(&mut self, _: usize, _: usize, _: usize) {
+    fn left(&mut self, _: Seat, step_ms: Option<f64>) {
         self.left += 1;
+        self.step_ms.extend(step_ms);
     }
 }
 
@@ -365,6 +368,10 @@ fn a_policy_is_told_who_comes_and_goes() {
     run(&cluster(1), &workload, &arrivals, &mut told);
     assert_eq!((told.entered, told.left), (9, 9));
     assert!(told.in_flight_max > 1);
+    // Of an answer of three tokens, the steps of the last two.
+    assert_eq!(told.step_ms.len(), 9);
+    let alone = cluster(1).step.step_ms(1.0, 1, 0);
+    assert!(told.step_ms.iter().all(|&ms| ms > 0.9 * alone));
 }
 
 fn plan(rate_per_s: f64, shape: f64) -> Plan<'static> {

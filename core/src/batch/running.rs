@@ -110,8 +110,13 @@ impl Batch {
         if !self.compares(like) || self.measure != Measure::Usage {
             return experts * (1.0 - power(1.0 - like.mean, self.requests()));
         }
+        self.experts(like.mean)
+    }
+
+    /// The same where a request without a footprint uses such a share of the experts. Only of [`Measure::Usage`].
+    pub(crate) fn experts(&self, usage: f64) -> f64 {
         let unused = self.total / self.view.len().max(1) as f64;
-        experts * (1.0 - unused * power(1.0 - like.mean, self.unknown))
+        self.experts as f64 * (1.0 - unused * power(1.0 - usage, self.unknown))
     }
 
     /// Distinct experts that the request is expected to add to a step, mean over layers: ⟨Π(1 − p), p_request⟩ / layers.
