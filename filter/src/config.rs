@@ -152,6 +152,8 @@ pub struct Model {
     /// Policy and parameters; `tau` is the blob's where the configuration has none. `hybrid` has a tau and a load cap of its own
     /// unless they are set.
     pub rule: Rule,
+    /// Whether the step times of the rule are where learning begins, or how it is.
+    pub learns_steps: bool,
     /// Whether the configuration sets the load cap.
     pub cap_is_fixed: bool,
     /// Whether the configuration sets tau, which then outlives new blobs.

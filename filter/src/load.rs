@@ -72,7 +72,7 @@ struct Claim {
 }
 
 /// A request that is counted: what [`Loads::start`] added is what [`Loads::end`] takes off, once.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 #[must_use = "what is started is to be ended"]
 pub struct Flight {
     cluster: String,

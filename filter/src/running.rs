@@ -8,13 +8,17 @@
 //! Only experts are told here. How many requests a worker has is what the load counts say, from all threads and a millisecond old:
 //! those of them whose experts are not known, because they are too new, of another blob or without a signature, count as requests of unknown experts.
 //!
+//! What a decode step costs is [learned](eldr_core::learn) beside the batches, by each VM from the times of its own requests.
+//!
 //! A record is little-endian: u64 heartbeat in milliseconds, then for each kind u32 length and a
 //! [message](eldr_core::batch::Batches::share), whose key is the [`Kind`]'s.
 
 use std::collections::BTreeMap;
 
-use eldr_core::batch::{Batches, Footprint, Measure};
+use eldr_core::batch::{Batches, Footprint, Measure, Request};
 use eldr_core::decide::{Reason, WorkerIndex};
+use eldr_core::engine::StepModel;
+use eldr_core::learn::{Learner, Stay};
 use eldr_core::signature::Geometry;
 
 use crate::load::{Slots, Timing};
@@ -32,7 +36,7 @@ const TELL_MS: u64 = 100;
 
 /// What requests must have in common to be held against each other.
 ///
-/// A blob with other layers, or a configuration with other workers, makes another kind: requests in flight end where they began, and
+/// A blob with other layers, or a configuration with other workers or step times, makes another kind: requests in flight end where they began, and
 /// for newer ones they are of unknown experts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Kind<'a> {
@@ -46,6 +50,8 @@ pub struct Kind<'a> {
     pub layers: Vec<u16>,
     /// The decode workers, in the order of a decision's.
     pub workers: &'a [String],
+    /// What a decode step is stated to cost, where it is learned how much that is.
+    pub steps: Option<StepModel>,
 }
 
 impl Kind<'_> {
@@ -54,6 +60,14 @@ impl Kind<'_> {
         let Geometry { layers, experts } = self.geometry;
         let shape = [layers, experts, self.layers.len()];
         let mut bytes = vec![self.measure as u8];
+        let StepModel {
+            t0_ms,
+            b_ms,
+            c_ms,
+            kv_ms_per_1k,
+        } = self.steps.unwrap_or(NOT_LEARNED);
+        let times = [t0_ms, b_ms, c_ms, kv_ms_per_1k];
+        bytes.extend(times.iter().flat_map(|ms| ms.to_le_bytes()));
         bytes.extend(shape.iter().flat_map(|number| number.to_le_bytes()));
         bytes.extend(self.layers.iter().flat_map(|layer| layer.to_le_bytes()));
         for name in std::iter::once(self.model).chain(self.workers.iter().map(String::as_str)) {
@@ -69,6 +83,14 @@ impl Kind<'_> {
     }
 }
 
+/// Stands for step times that are not learned.
+const NOT_LEARNED: StepModel = StepModel {
+    t0_ms: -1.0,
+    b_ms: 0.0,
+    c_ms: 0.0,
+    kv_ms_per_1k: 0.0,
+};
+
 /// Some of the layers that there are, evenly spread: all of them where they are few.
 pub fn spread(layers: &[u16]) -> Vec<u16> {
     let (all, wanted) = (layers.len(), layers.len().min(SPREAD_LAYERS));
@@ -81,17 +103,28 @@ pub fn spread(layers: &[u16]) -> Vec<u16> {
 pub struct Key(u64);
 
 /// A request's place in a batch: what [`Running::join`] added is what [`Running::leave`] takes off, once.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 #[must_use = "who joins is to leave"]
 pub struct Seat {
     key: Key,
     worker: WorkerIndex,
     footprint: Footprint,
+    stay: Option<Stay>,
+}
+
+/// What is known of a kind.
+#[derive(Debug, Clone, Copy)]
+pub struct Known<'a> {
+    /// What runs.
+    pub batches: &'a Batches,
+    /// What a decode step costs, where that is learned.
+    pub steps: Option<StepModel>,
 }
 
 #[derive(Debug)]
 struct Book {
     batches: Batches,
+    learner: Option<Learner>,
     workers: Vec<String>,
     sums: usize,
     /// Requests of this VM in them.
@@ -103,6 +136,34 @@ impl Book {
     fn worker(&self, name: &str) -> Option<WorkerIndex> {
         let found = self.workers.iter().position(|worker| worker == name);
         found.map(WorkerIndex)
+    }
+
+    fn join(
+        &mut self,
+        key: Key,
+        worker: WorkerIndex,
+        request: Option<&Request>,
+        footprint: Footprint,
+        now_ms: u64,
+    ) -> Seat {
+        let learner = self.learner.as_mut();
+        let stay = learner.map(|learner| learner.begin(worker, request, now_ms as f64));
+        self.batches.join(worker, &footprint);
+        self.members += 1;
+        self.runs(worker, now_ms);
+        Seat {
+            key,
+            worker,
+            footprint,
+            stay,
+        }
+    }
+
+    /// Tells the learner what a worker runs from now on.
+    fn runs(&mut self, worker: WorkerIndex, now_ms: u64) {
+        if let Some(learner) = &mut self.learner {
+            learner.runs(worker, &self.batches, now_ms as f64);
+        }
     }
 
     /// Leaves only what was joined and heard: how many requests there are is told elsewhere.
@@ -162,6 +223,7 @@ impl Running {
         let batches = Batches::new(kind.measure, kind.geometry, layers, workers.len());
         let mut book = Book {
             batches: batches.map_err(|_| Reason::GeometryMismatch)?,
+            learner: kind.steps.map(|steps| Learner::new(steps, workers.len())),
             workers,
             sums,
             members: 0,
@@ -178,46 +240,64 @@ impl Running {
         self.books.get(&key).map(|book| &book.batches)
     }
 
+    /// What is known under a key.
+    pub fn known_of(&self, key: Key) -> Option<Known<'_>> {
+        self.books.get(&key).map(|book| Known {
+            batches: &book.batches,
+            steps: book.learner.as_ref().map(Learner::model),
+        })
+    }
+
     /// How many requests there are on each worker, and tokens in its KV cache, by name.
-    pub fn set_totals(&mut self, key: Key, total: impl Fn(&str) -> (u32, u64)) {
-        if let Some(Book {
-            batches, workers, ..
-        }) = self.books.get_mut(&key)
-        {
-            for (index, name) in workers.iter().enumerate() {
-                let (requests, kv_tokens) = total(name);
-                batches.set_totals(WorkerIndex(index), requests, kv_tokens);
+    pub fn set_totals(&mut self, key: Key, now_ms: u64, total: impl Fn(&str) -> (u32, u64)) {
+        let Some(book) = self.books.get_mut(&key) else {
+            return;
+        };
+        for (index, name) in book.workers.iter().enumerate() {
+            let (requests, kv_tokens) = total(name);
+            let worker = WorkerIndex(index);
+            book.batches.set_totals(worker, requests, kv_tokens);
+            if let Some(learner) = &mut book.learner {
+                learner.runs(worker, &book.batches, now_ms as f64);
             }
         }
     }
 
     /// A request was sent to a worker.
-    pub fn join(&mut self, key: Key, worker: WorkerIndex, footprint: Footprint) -> Option<Seat> {
+    pub fn join(
+        &mut self,
+        key: Key,
+        worker: WorkerIndex,
+        request: &Request,
+        now_ms: u64,
+    ) -> Option<Seat> {
         let book = self.books.get_mut(&key)?;
-        book.batches.join(worker, &footprint);
-        book.members += 1;
-        Some(Seat {
-            key,
-            worker,
-            footprint,
-        })
+        let footprint = request.footprint();
+        Some(book.join(key, worker, Some(request), footprint, now_ms))
     }
 
-    /// It has ended.
-    pub fn leave(&mut self, seat: Seat) {
+    /// It has ended, after decode steps of `step_ms` each, where that is known.
+    pub fn leave(&mut self, seat: Seat, step_ms: Option<f64>, now_ms: u64) {
         // Nobody forgets batches that have members.
-        if let Some(book) = self.books.get_mut(&seat.key) {
-            book.batches.leave(seat.worker, &seat.footprint);
-            book.members = book.members.saturating_sub(1);
+        let Some(book) = self.books.get_mut(&seat.key) else {
+            return;
+        };
+        if let (Some(learner), Some(stay), Some(step_ms)) = (&mut book.learner, seat.stay, step_ms)
+        {
+            learner.end(seat.worker, stay, step_ms, now_ms as f64);
         }
+        book.batches.leave(seat.worker, &seat.footprint);
+        book.members = book.members.saturating_sub(1);
+        book.runs(seat.worker, now_ms);
     }
 
     /// It runs on another worker than the one that it was sent to; `None` where that one is not of its kind.
-    pub fn change(&mut self, seat: Seat, worker: &str) -> Option<Seat> {
+    pub fn change(&mut self, seat: Seat, worker: &str, now_ms: u64) -> Option<Seat> {
         let (key, footprint) = (seat.key, seat.footprint.clone());
-        self.leave(seat);
-        let worker = self.books.get(&key)?.worker(worker)?;
-        self.join(key, worker, footprint)
+        self.leave(seat, None, now_ms);
+        let book = self.books.get_mut(&key)?;
+        let worker = book.worker(worker)?;
+        Some(book.join(key, worker, None, footprint, now_ms))
     }
 
     /// Whether no batches are kept, because nobody asked lately.

@@ -1,7 +1,7 @@
 //! Least squares over the last requests, kept as sums.
 
 /// How many requests are remembered: older ones fade.
-const MEMORY: f64 = 500.0;
+const MEMORY: f64 = 1_000.0;
 
 /// Means and sums of products of what requests met and how long their steps took, the newest counted most.
 #[derive(Debug, Clone, PartialEq, Default)]

@@ -208,6 +208,7 @@ impl Check {
             load_unit: raw.load_unit,
             rule,
             tau_is_fixed: raw.tau.is_some(),
+            learns_steps: raw.learn_steps.unwrap_or(true),
             cap_is_fixed,
             blob,
             source,

@@ -93,6 +93,7 @@ pub(super) struct RawModel {
     pub(super) step_c_ms: Option<f64>,
     pub(super) step_kv_ms_per_1k: Option<f64>,
     pub(super) step_exponent: Option<u64>,
+    pub(super) learn_steps: Option<bool>,
     pub(super) rollout: Option<RawRollout>,
     #[serde(default)]
     pub(super) signature_sample: f64,

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::fmt::Write as _;
 
 use eldr_core::decide::{Decision, Draw, Policy, Worker};
+use eldr_core::engine::StepModel;
 use eldr_core::rollout::Rollout;
 use eldr_core::route::Prompt;
 use proxy_wasm::hostcalls;
@@ -125,7 +126,7 @@ pub(super) fn choose(
         let mut flight = vm.loads.start(&EnvoyShared, cluster, tokens, now, timing);
         stages::end("in_flight");
         let known = question.known(decision.target, vm);
-        flight.sit(question.join(decision.target, vm));
+        flight.sit(question.join(decision.target, now, vm));
         stages::end("join");
         let policy = plugin.policy(course);
         count(vm, &decision, cluster);
@@ -142,7 +143,8 @@ pub(super) fn choose(
         }
         stages::end("metrics");
         if is_sampled(draw, config.log_decisions_per_mille) {
-            let line = line(plugin, &decision, known, &workers);
+            let steps = question.steps(vm);
+            let line = line(plugin, &decision, known, steps, &workers);
             let shadow = shadow.as_ref();
             let shadow = shadow.map(|shadow| {
                 let (cluster, reason) = (plugin.decode_cluster(shadow.target), shadow.reason);
@@ -178,8 +180,15 @@ fn is_sampled(draw: Draw, per_mille: u64) -> bool {
     per_mille > 0 && (draw.entropy >> 16) % 1_000 < per_mille
 }
 
-/// `eldr: decision decode-2;reason=in_band;region=2;band=1;similarity=0.931;top=0.931 loads=decode-0:3,decode-1:out,…`
-fn line(plugin: &Plugin, decision: &Decision, known: Option<u32>, workers: &[Worker]) -> String {
+/// `eldr: decision decode-2;reason=in_band;region=2;band=1;similarity=0.931;top=0.931 loads=decode-0:3,decode-1:out,…`; where batches
+/// decide, `known=5` after it, and where step times are learned, what is believed of them: `steps=5.84+0.144U+0.026B`.
+fn line(
+    plugin: &Plugin,
+    decision: &Decision,
+    known: Option<u32>,
+    steps: Option<StepModel>,
+    workers: &[Worker],
+) -> String {
     let cluster = plugin.decode_cluster(decision.target);
     let mut line = format!("eldr: decision {cluster};reason={}", decision.reason.name());
     if let Some(region) = decision.region {
@@ -191,6 +200,12 @@ fn line(plugin: &Plugin, decision: &Decision, known: Option<u32>, workers: &[Wor
     }
     if let Some(known) = known {
         let _ = write!(line, ";known={known}");
+    }
+    if let Some(steps) = steps {
+        let StepModel {
+            t0_ms, b_ms, c_ms, ..
+        } = steps;
+        let _ = write!(line, " steps={t0_ms:.2}+{b_ms:.3}U+{c_ms:.3}B");
     }
     for (index, (name, worker)) in plugin
         .config()
@@ -261,7 +276,7 @@ pub(super) fn settle_endpoint(
             vm.loads.end(&EnvoyShared, flight, now, timing);
             vm.metrics.count(metrics::ENDPOINT_FALLBACK);
             let mut flight = vm.loads.start(&EnvoyShared, &served, tokens, now, timing);
-            flight.sit(seat.and_then(|seat| vm.running.change(seat, &served)));
+            flight.sit(seat.and_then(|seat| vm.running.change(seat, &served, now)));
             flight
         })
     });

@@ -34,7 +34,8 @@ pub(super) fn route(waiting: &Waiting, clue: Clue<'_>, head: Option<&Head>) -> R
         request.went_by(policy, shadow);
     }
     let is_measured = rollout.is_some() || plugin.config().measure_streams;
-    if is_measured || plugin.config().counts_tokens() {
+    let learns = plugin.learns(model).is_some();
+    if is_measured || learns || plugin.config().counts_tokens() {
         let begun_ns = waiting.started_ms.saturating_mul(1_000_000);
         let course = is_measured.then_some(Course { policy, rollout });
         let meter = Meter::new(course, begun_ns);
@@ -47,28 +48,41 @@ pub(super) fn route(waiting: &Waiting, clue: Clue<'_>, head: Option<&Head>) -> R
         .map_err(|status| request.internal(&format!("the request could not be edited: {status:?}")))
 }
 
-/// Adds an answer's length to what is known of its model, and its times to what is of its worker and policy.
-pub(super) fn record(meter: &Meter, cluster: &str, plugin: &Plugin, request: &Request) {
+/// Adds an answer's length to what is known of its model, and its times to what is of its worker and policy. Returns the milliseconds
+/// per decode step, where they are known.
+pub(super) fn record(
+    meter: &Meter,
+    cluster: &str,
+    plugin: &Plugin,
+    request: &Request,
+) -> Option<f64> {
     if plugin.config().counts_tokens()
         && let Some(output) = meter.output()
     {
         let (model, sequences) = (plugin.name(request.model()), request.tokens().sequences);
         vm::with(|vm| vm.expected.ends(model, output, sequences));
     }
-    let Some(Course { policy, .. }) = meter.course() else {
-        return;
-    };
-    let name = |what| metrics::of_policy(*policy, cluster, what);
-    vm::with(|vm| match meter.times(now_ns()) {
-        Times::NothingPassed => {}
-        Times::Spoiled => vm.metrics.count(&name("not_counted")),
-        Times::Taken { ttft_ms, tpot_us } => {
-            vm.metrics.record(&name("ttft_ms"), ttft_ms);
-            if let Some(tpot_us) = tpot_us {
-                vm.metrics.record(&name("tpot_us"), tpot_us);
+    let times = meter.times(now_ns());
+    if let Some(Course { policy, .. }) = meter.course() {
+        let name = |what| metrics::of_policy(*policy, cluster, what);
+        vm::with(|vm| match times {
+            Times::NothingPassed => {}
+            Times::Spoiled => vm.metrics.count(&name("not_counted")),
+            Times::Taken { ttft_ms, tpot_us } => {
+                vm.metrics.record(&name("ttft_ms"), ttft_ms);
+                if let Some(tpot_us) = tpot_us {
+                    vm.metrics.record(&name("tpot_us"), tpot_us);
+                }
             }
-        }
-    });
+        });
+    }
+    match times {
+        // Each step sends an event of each sequence.
+        Times::Taken {
+            tpot_us: Some(us), ..
+        } => Some(us as f64 / 1e3 * f64::from(request.tokens().sequences)),
+        _ => None,
+    }
 }
 
 /// Sends a held request to a cluster, to this endpoint of it if one is named, with a new head.

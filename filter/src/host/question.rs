@@ -1,6 +1,7 @@
 //! What a decision is made by: a signature or what was kept of one, and the batches that it is held against.
 
 use eldr_core::decide::{Decision, Draw, Reason, Worker, WorkerIndex};
+use eldr_core::engine::StepModel;
 use eldr_core::route::{Prompt, Step, see};
 
 use super::stages;
@@ -71,8 +72,8 @@ impl Question<'_> {
     ) -> Decision {
         let (plugin, scratch) = (self.plugin, &mut vm.scratch);
         if let Some(held) = self.held {
-            let batches = held.and_then(|key| vm.running.batches(key).ok_or(Reason::Blind));
-            return plugin.decide_running(course, self.prompt, batches, workers, draw, scratch);
+            let known = held.and_then(|key| vm.running.known_of(key).ok_or(Reason::Blind));
+            return plugin.decide_running(course, self.prompt, known, workers, draw, scratch);
         }
         let kept = match self.clue {
             Clue::Kept(kept) => plugin.decide_by(course, kept, workers, draw),
@@ -92,13 +93,18 @@ impl Question<'_> {
         Some(batches.workers().get(worker.0)?.known())
     }
 
+    /// What a decode step is believed to cost, where that is learned.
+    pub(super) fn steps(&self, vm: &Vm) -> Option<StepModel> {
+        vm.running.known_of(self.held?.ok()?)?.steps
+    }
+
     /// Has the request join the batch of the chosen worker, whatever chose it.
-    pub(super) fn join(&self, worker: WorkerIndex, vm: &mut Vm) -> Option<Seat> {
+    pub(super) fn join(&self, worker: WorkerIndex, now_ms: u64, vm: &mut Vm) -> Option<Seat> {
         let key = self.held?.ok()?;
         if vm.scratch.request().is_none() {
             see(self.prompt, vm.running.batches(key)?, &mut vm.scratch).ok()?;
         }
-        let footprint = vm.scratch.request()?.footprint();
-        vm.running.join(key, worker, footprint)
+        let request = vm.scratch.request()?;
+        vm.running.join(key, worker, request, now_ms)
     }
 }

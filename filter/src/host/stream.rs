@@ -150,21 +150,22 @@ impl Stream {
         let timing = plugin.borrow().config().timing;
         let outcome = self.request.borrow().outcome();
         let counted = self.counted.borrow_mut().take();
-        if let (Some(meter), Some(flight)) = (self.meter.borrow_mut().take(), &counted) {
-            record(
+        let step_ms = match (self.meter.borrow_mut().take(), &counted) {
+            (Some(meter), Some(flight)) => record(
                 &meter,
                 flight.cluster(),
                 &plugin.borrow(),
                 &self.request.borrow(),
-            );
-        }
+            ),
+            _ => None,
+        };
         let failed = vm::with(|vm| {
             vm.waiting.remove(&self.id);
             vm.starving.remove(&self.id);
             if let Some(outcome) = outcome {
                 vm.metrics.count(&metrics::outcome(outcome));
             }
-            counted.map(|flight| vm.end(flight, timing))
+            counted.map(|flight| vm.end(flight, step_ms, timing))
         });
         let failed = failed.unwrap_or_default();
         if let Some(outcome) = outcome {

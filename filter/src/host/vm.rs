@@ -139,7 +139,7 @@ impl Vm {
                 expected,
                 ..
             } = self;
-            running.set_totals(key, |cluster| {
+            running.set_totals(key, now_ms, |cluster| {
                 let report = reports.of(cluster, now_ms, config.reporting.stale_ms);
                 let elsewhere = report.map_or(0, |report| report.elsewhere);
                 let of = |unit| loads.of(unit, cluster, elsewhere, expected);
@@ -153,12 +153,18 @@ impl Vm {
         Some(kept)
     }
 
-    /// A request to a decode cluster has ended; the name of that.
-    pub(super) fn end(&mut self, mut flight: Flight, timing: Timing) -> String {
+    /// A request to a decode cluster has ended, after decode steps of `step_ms` each, where that is known; the cluster's name.
+    pub(super) fn end(
+        &mut self,
+        mut flight: Flight,
+        step_ms: Option<f64>,
+        timing: Timing,
+    ) -> String {
+        let now_ms = now_ms();
         if let Some(seat) = flight.rise() {
-            self.running.leave(seat);
+            self.running.leave(seat, step_ms, now_ms);
         }
-        self.loads.end(&EnvoyShared, flight, now_ms(), timing)
+        self.loads.end(&EnvoyShared, flight, now_ms, timing)
     }
 
     /// Randomness of one decision that a request is sent by: it takes a turn of the round robin.

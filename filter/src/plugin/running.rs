@@ -1,18 +1,26 @@
 //! Decisions by what runs on each worker.
 
-use eldr_core::batch::{Batches, Measure};
+use eldr_core::batch::Measure;
 use eldr_core::decide::{Decision, Draw, Evidence, Reason, Regions, Worker, decide};
+use eldr_core::engine::StepModel;
 use eldr_core::route::{Fleet, Prompt, Scratch, route_running};
 use eldr_core::signature::{Encoded, Encoding, Signature, SignatureError};
 
 use super::{Course, ModelIndex, Plugin};
 use crate::ring::MAX_SIGNATURE_BYTES;
-use crate::running::{Kind, spread};
+use crate::running::{Kind, Known, spread};
 
 impl Plugin {
     /// What is kept of a model's requests that run, where its policies look at any.
     pub fn measure(&self, model: Option<ModelIndex>) -> Option<Measure> {
         self.settings(model)?.measure()
+    }
+
+    /// What a decode step of a model is stated to cost, where it is learned how much that is.
+    pub fn learns(&self, model: Option<ModelIndex>) -> Option<StepModel> {
+        let settings = self.settings(model)?;
+        let learns = settings.learns_steps && settings.measure() == Some(Measure::Usage);
+        learns.then_some(settings.rule.objective.step)
     }
 
     /// Whether a prompt's length matters to a model's requests.
@@ -44,6 +52,7 @@ impl Plugin {
                 geometry,
                 layers,
                 workers: &self.config.decode_clusters,
+                steps: self.learns(model),
             })
         };
         Some(kind())
@@ -54,14 +63,15 @@ impl Plugin {
         &self,
         course: Course,
         prompt: Prompt<'_>,
-        batches: Result<&Batches, Reason>,
+        known: Result<Known<'_>, Reason>,
         workers: &[Worker],
         draw: Draw,
         scratch: &mut Scratch,
     ) -> Decision {
-        let rule = self.rule(course);
-        match batches {
-            Ok(batches) => {
+        let mut rule = self.rule(course);
+        match known {
+            Ok(Known { batches, steps }) => {
+                rule.objective.step = steps.unwrap_or(rule.objective.step);
                 let map = self.map(course.model);
                 let fleet = Fleet { workers, batches };
                 route_running(&rule, map, prompt, fleet, draw, scratch)
@@ -114,6 +124,7 @@ mod tests {
     use crate::config::Config;
     use crate::plugin::tests::blob_bytes;
     use crate::ring::Found;
+    use eldr_core::batch::Batches;
 
     const DRAW: Draw = Draw {
         sequence: 0,
@@ -215,7 +226,10 @@ mod tests {
                     ..Prompt::default()
                 };
                 let mut scratch = Scratch::default();
-                let held = Ok(&batches);
+                let held = Ok(Known {
+                    batches: &batches,
+                    steps: part.steps,
+                });
                 let decision =
                     plugin.decide_running(model.into(), prompt, held, &IDLE, DRAW, &mut scratch);
                 (decision, scratch.request().cloned())

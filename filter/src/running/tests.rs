@@ -25,15 +25,16 @@ fn kind(workers: &[String], layers: Vec<u16>) -> Kind<'_> {
         },
         layers,
         workers,
+        steps: Some(StepModel::QWEN3_30B_A3B),
     }
 }
 
-fn footprint(batches: &Batches, expert: usize) -> Footprint {
+fn request(batches: &Batches, expert: usize) -> Request {
     let mut counts = vec![0.0; batches.layers().len() * EXPERTS];
     counts[expert] = 10.0;
     let mut request = Request::default();
     assert!(batches.see(&counts, 10, 0, &mut request));
-    request.footprint()
+    request
 }
 
 /// A thread as the host runs it.
@@ -61,14 +62,15 @@ impl Vm {
         let flight = self
             .loads
             .start(shared, &kind.workers[worker], 0, now_ms, TIMING);
-        let footprint = footprint(self.running.batches(key).unwrap(), expert);
-        let seat = self.running.join(key, WorkerIndex(worker), footprint);
+        let request = request(self.running.batches(key).unwrap(), expert);
+        let worker = WorkerIndex(worker);
+        let seat = self.running.join(key, worker, &request, now_ms);
         self.held.push((flight, seat));
     }
 
     fn end(&mut self, shared: &Memory, index: usize, now_ms: u64) {
         let (flight, seat) = self.held.swap_remove(index);
-        self.running.leave(seat.unwrap());
+        self.running.leave(seat.unwrap(), None, now_ms);
         self.loads.end(shared, flight, now_ms, TIMING);
     }
 
@@ -226,7 +228,7 @@ fn requests_in_flight_end_where_they_began_when_the_layers_or_the_workers_change
     // Of each kind one is known; the other two are on the worker all the same.
     for kind in &kinds {
         vm.running
-            .set_totals(kind.key(), |name| (vm.loads.in_flight(name), 0));
+            .set_totals(kind.key(), 1_000, |name| (vm.loads.in_flight(name), 0));
         let batch = &vm.running.batches(kind.key()).unwrap().workers()[0];
         assert_eq!((batch.known(), batch.requests()), (1, 3));
     }
@@ -244,9 +246,9 @@ fn a_request_that_another_worker_serves_counts_there() {
     vm.place(&shared, &kind, 0, 1, 1_000);
     let known = |running: &Running| ["decode-0", "decode-1"].map(|name| running.known(name));
     let (_, seat) = vm.held.remove(0);
-    let seat = vm.running.change(seat.unwrap(), "decode-1").unwrap();
+    let seat = vm.running.change(seat.unwrap(), "decode-1", 1_000).unwrap();
     assert_eq!(known(&vm.running), [0, 1]);
-    assert_eq!(vm.running.change(seat, "elsewhere"), None);
+    assert_eq!(vm.running.change(seat, "elsewhere", 1_000), None);
     assert_eq!(known(&vm.running), [0, 0]);
 }
 
@@ -266,6 +268,7 @@ fn what_does_not_fit_is_refused_unless_others_can_be_forgotten() {
         },
         layers: (0..512).collect(),
         workers: &workers,
+        steps: None,
     };
     let mut running = Running::default();
     let keep = |running: &mut Running, model| {
@@ -274,15 +277,51 @@ fn what_does_not_fit_is_refused_unless_others_can_be_forgotten() {
     };
     let first = keep(&mut running, "a").unwrap();
     let second = keep(&mut running, "b").unwrap();
-    let seat = running.join(first, WorkerIndex(0), Footprint::unknown(0));
+    let unknown = Request::default();
+    let seat = running.join(first, WorkerIndex(0), &unknown, 1_000);
     // `b` has no members.
     let third = keep(&mut running, "c").unwrap();
     assert!(running.batches(second).is_none() && running.batches(first).is_some());
-    let other = running.join(third, WorkerIndex(0), Footprint::unknown(0));
+    let other = running.join(third, WorkerIndex(0), &unknown, 1_000);
     assert_eq!(keep(&mut running, "d"), Err(Reason::GeometryMismatch));
-    running.leave(seat.unwrap());
+    running.leave(seat.unwrap(), None, 1_000);
     assert!(keep(&mut running, "d").is_ok());
-    running.leave(other.unwrap());
+    running.leave(other.unwrap(), None, 1_000);
+}
+
+#[test]
+fn what_a_step_costs_is_learned_from_requests_that_end_and_forgotten_with_what_was_stated() {
+    let (shared, workers) = (Memory::default(), names(1));
+    let stated = kind(&workers, vec![0, 2]);
+    let mut vm = Vm::default();
+    let steps = |vm: &Vm, kind: &Kind<'_>| vm.running.known_of(kind.key()).unwrap().steps;
+    // Alone on the worker for a second, 20 ms a step.
+    vm.place(&shared, &stated, 0, 1, 1_000);
+    assert_eq!(steps(&vm, &stated), stated.steps);
+    let (_, seat) = vm.held.remove(0);
+    vm.running.leave(seat.unwrap(), Some(20.0), 2_000);
+    // It uses one expert of one of the two layers.
+    let learned = steps(&vm, &stated).unwrap();
+    assert!(
+        (learned.step_ms(0.49, 1, 0) - 20.0).abs() < 0.01,
+        "{learned:?}"
+    );
+    // Other statements, or that nothing is to be learned, make another kind.
+    let other = Kind {
+        steps: Some(StepModel::GPT_OSS_120B),
+        ..stated.clone()
+    };
+    let fixed = Kind {
+        steps: None,
+        ..stated.clone()
+    };
+    for kind in [&other, &fixed] {
+        vm.place(&shared, kind, 0, 1, 2_000);
+        assert_eq!(steps(&vm, kind), kind.steps);
+    }
+    let (_, seat) = vm.held.pop().unwrap();
+    vm.running.leave(seat.unwrap(), Some(20.0), 3_000);
+    assert_eq!(steps(&vm, &fixed), None);
 }
 
 #[test]
