@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use eldr_calibrator::fit::{Options, Regions, fit};
 use eldr_calibrator::requests::Requests;
 use eldr_calibrator::simulate::policy::{Ask, Router, router};
-use eldr_calibrator::simulate::{Cluster, Known, Plan, Replay, Times, Workload, run};
+use eldr_calibrator::simulate::{Cluster, Known, Plan, Replay, Seat, Times, Workload, run};
 use eldr_core::decide::{Decision, Rule};
 use eldr_core::engine::StepModel;
 use eldr_core::route::Map;
@@ -134,12 +134,12 @@ impl Router for Timed<'_> {
         decision
     }
 
-    fn entered(&mut self, gateway: usize, worker: usize, arrival: usize) {
-        self.inner.entered(gateway, worker, arrival);
+    fn entered(&mut self, seat: Seat) {
+        self.inner.entered(seat);
     }
 
-    fn left(&mut self, gateway: usize, worker: usize, arrival: usize) {
-        self.inner.left(gateway, worker, arrival);
+    fn left(&mut self, seat: Seat, step_ms: Option<f64>) {
+        self.inner.left(seat, step_ms);
     }
 
     fn shared(&mut self) -> f64 {

@@ -204,17 +204,15 @@ impl Default for Rule {
 }
 
 impl Rule {
-    /// A policy with the parameters that it is best known with. Those of `hybrid` are what `eldr advise` recommends most: running batches
-    /// choose within a wide band, and under a cap as tight signatures that mislead do no harm in the tail.
+    /// A policy with the parameters that it is best known with: in `hybrid`, running batches choose within a wide band.
     pub fn of(policy: Policy) -> Self {
-        let (tau, max_load_factor) = match policy {
-            Policy::Hybrid => (0.5, Some(1.1)),
-            _ => (0.1, Some(1.25)),
+        let tau = match policy {
+            Policy::Hybrid => 0.5,
+            _ => 0.1,
         };
         Self {
             policy,
             tau,
-            max_load_factor,
             ..Self::default()
         }
     }

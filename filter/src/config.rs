@@ -149,13 +149,11 @@ pub struct Model {
     pub name: String,
     /// What the loads of workers are compared in.
     pub load_unit: LoadUnit,
-    /// Policy and parameters; `tau` is the blob's where the configuration has none. `hybrid` has a tau and a load cap of its own
-    /// unless they are set.
+    /// Policy and parameters; `tau` is the blob's where the configuration has none. `hybrid` has a tau of its own
+    /// unless it is set.
     pub rule: Rule,
     /// Whether the step times of the rule are where learning begins, or how it is.
     pub learns_steps: bool,
-    /// Whether the configuration sets the load cap.
-    pub cap_is_fixed: bool,
     /// Whether the configuration sets tau, which then outlives new blobs.
     pub tau_is_fixed: bool,
     /// The inline blob, bound to the decode clusters.
@@ -214,14 +212,6 @@ impl Model {
         match policy {
             Policy::Hybrid if !self.tau_is_fixed => Rule::of(policy).tau,
             _ => self.rule.tau,
-        }
-    }
-
-    /// Load cap for this policy: as configured, else its own.
-    pub fn max_load_factor(&self, policy: Policy) -> Option<f64> {
-        match self.cap_is_fixed {
-            true => self.rule.max_load_factor,
-            false => Rule::of(policy).max_load_factor,
         }
     }
 

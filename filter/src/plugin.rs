@@ -248,7 +248,6 @@ impl Plugin {
         Rule {
             policy,
             tau: settings.tau(policy),
-            max_load_factor: settings.max_load_factor(policy),
             ..settings.rule
         }
     }

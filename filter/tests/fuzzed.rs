@@ -68,6 +68,7 @@ fn every_setting_is_in_a_seed_that_is_accepted() {
         r#""step_c_ms""#,
         r#""step_exponent""#,
         r#""candidates""#,
+        r#""learn_steps":false"#,
     ] {
         assert!(
             accepted.iter().any(|json| json.contains(setting)),

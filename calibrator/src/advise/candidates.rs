@@ -29,11 +29,13 @@ pub enum Grid {
 
 impl Grid {
     /// Load caps. They reach down to 1, where a policy chooses among workers that have no more than the mean: whatever signatures
-    /// say, loads then stay as even as least loaded keeps them.
-    fn caps(self) -> &'static [&'static str] {
-        match self {
-            Grid::Full => &["1", "1.05", "1.075", "1.1", "1.125", "1.15", "1.2"],
-            Grid::Quick => &["1", "1.05", "1.1"],
+    /// say, loads then stay as even as least loaded keeps them. Policies that learn what steps cost find that out by themselves, and
+    /// may have more room.
+    fn caps(self, policy: Policy) -> &'static [&'static str] {
+        match (policy, self) {
+            (Policy::Hybrid | Policy::Marginal, _) => &["1", "1.1", "1.25", "1.5"],
+            (_, Grid::Full) => &["1", "1.05", "1.075", "1.1", "1.125", "1.15", "1.2"],
+            (_, Grid::Quick) => &["1", "1.05", "1.1"],
         }
     }
 
@@ -49,8 +51,8 @@ impl Grid {
 
     fn exponents(self, policy: Policy) -> &'static [&'static str] {
         match (policy, self) {
-            (Policy::Hybrid | Policy::Marginal, Grid::Full) => &["1", "4"],
-            (Policy::Hybrid | Policy::Marginal, Grid::Quick) => &["1"],
+            (Policy::Hybrid | Policy::Marginal, Grid::Full) => &["1", "2", "4"],
+            (Policy::Hybrid | Policy::Marginal, Grid::Quick) => &["1", "4"],
             _ => &[],
         }
     }
@@ -62,7 +64,7 @@ impl Grid {
     pub fn candidates(self, policy: Policy, gateways: usize) -> Result<Vec<PolicySpec>, Error> {
         let texts = with("tau", self.taus(policy), vec![policy.name().to_owned()]);
         let texts = with("q", self.exponents(policy), texts);
-        let mut texts = with("cap", self.caps(), texts);
+        let mut texts = with("cap", self.caps(policy), texts);
         // Who is the least loaded by old counts gets the requests of all gateways at once; of two that are drawn, of few.
         if gateways > 1 && policy == Policy::Band {
             texts.extend(with("candidates", &["2"], texts.clone()));

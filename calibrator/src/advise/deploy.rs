@@ -3,11 +3,11 @@
 use eldr_core::engine::StepModel;
 use serde_json::{Map, Value, json};
 
-use crate::simulate::PolicySpec;
 use crate::simulate::policy::PolicyKind;
+use crate::simulate::{PolicySpec, Steps};
 
 /// The model's entry in the filter's configuration, but for its blob: the policy with its parameters and, where it knows step times,
-/// those of `step`. What the policy leaves out the filter's defaults say as the simulator's do.
+/// those of `step`, from which it learns. What the policy leaves out the filter's defaults say as the simulator's do.
 pub fn model(spec: &PolicySpec, step: StepModel) -> Value {
     let mut model = Map::new();
     model.insert("model".into(), "*".into());
@@ -32,6 +32,9 @@ pub fn model(spec: &PolicySpec, step: StepModel) -> Value {
         model.insert("step_t0_ms".into(), json!(step.t0_ms));
         model.insert("step_b_ms".into(), json!(step.b_ms));
         model.insert("step_c_ms".into(), json!(step.c_ms));
+        if spec.steps == Steps::Stated {
+            model.insert("learn_steps".into(), json!(false));
+        }
         if step.kv_ms_per_1k > 0.0 {
             model.insert("step_kv_ms_per_1k".into(), json!(step.kv_ms_per_1k));
         }

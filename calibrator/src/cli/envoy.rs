@@ -33,11 +33,12 @@ All that a topology may say; only the workers are needed:
   name = \"*\"
   policy = \"band\"
   tau = 0.1
-  max_load_factor = 1.25          # or \"none\"; hybrid 1.1
+  max_load_factor = 1.25          # or \"none\"
   candidates = 2                  # choose among so many drawn workers, not all: for many gateways
   step_t0_ms = 5.84               # for policies that look at running batches (marginal, hybrid):
   step_b_ms = 0.144               # a decode step takes t0 + b for each distinct expert + c for each
   step_c_ms = 0.026               # request + step_kv_ms_per_1k for each 1,000 tokens of KV cache;
+  learn_steps = true              # what they learn from is the times of event streams
   step_exponent = 1               # 1 serves the mean, 4 the tail
   blob = \"task.eldr\"              # beside this file, or { server = \"eldr-serve:8089\",
                                   #   path = \"/v1/blob\", interval_ms = 5000 }

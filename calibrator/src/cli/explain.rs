@@ -56,7 +56,7 @@ pub(super) struct ExplainArgs {
     #[arg(long, value_parser = super::fit::tau)]
     tau: Option<f32>,
     /// A worker above this multiple of the mean load is no candidate, 1 to 100, or none
-    /// [default: 1.25, hybrid 1.1]
+    /// [default: 1.25]
     #[arg(long, value_parser = factor)]
     max_load_factor: Option<Factor>,
     /// Decisions before this one (round_robin), or random bits (p2c, random)

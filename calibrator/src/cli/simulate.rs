@@ -71,7 +71,7 @@ pub(super) struct SimulateArgs {
     #[arg(long, value_parser = super::fit::tau)]
     tau: Option<f32>,
     /// A worker above this multiple of the mean load is no candidate, 1 to 100, or none
-    /// [default: 1.25, hybrid 1.1]
+    /// [default: 1.25]
     #[arg(long, value_parser = factor)]
     max_load_factor: Option<Factor>,
     #[command(flatten)]
@@ -278,12 +278,6 @@ impl SimulateArgs {
             true => all_policies(workload, has_blob),
             false => self.policies.clone(),
         };
-        // A cap that is asked for holds for those as well that have one of their own otherwise.
-        if let Some(Factor(asked)) = self.max_load_factor {
-            for spec in &mut policies {
-                spec.max_load_factor.get_or_insert(asked);
-            }
-        }
         if self.limit {
             let with_truth = policies.iter().filter_map(PolicySpec::with_true_usage);
             let hindsight = ["hindsight", "hindsight:for=p99"];

@@ -74,6 +74,9 @@ pub(super) fn models(
         if let Some(exponent) = entries.whole(told, "step_exponent", 1..=MAX_EXPONENT) {
             fields["step_exponent"] = json!(exponent);
         }
+        if let Some(learns) = entries.boolean(told, "learn_steps") {
+            fields["learn_steps"] = json!(learns);
+        }
         if let Some((at, rollout)) = entries.get("rollout") {
             match to_json(rollout).filter(Value::is_object) {
                 Some(rollout) => fields["rollout"] = rollout,

@@ -93,19 +93,19 @@ impl PolicySpec {
         } == *other
     }
 
-    /// The rule, with the run's tau and load cap where it has none of its own, but those of `hybrid` in place of the run's.
+    /// The rule, with the run's tau and load cap where it has none of its own, but the tau of `hybrid` in place of the run's.
     pub fn rule(&self, run: &Rule) -> Rule {
-        let usual = match self.kind {
-            PolicyKind::Rule(Policy::Hybrid) => Rule::of(Policy::Hybrid),
-            _ => *run,
+        let tau = match self.kind {
+            PolicyKind::Rule(Policy::Hybrid) => Rule::of(Policy::Hybrid).tau,
+            _ => run.tau,
         };
         Rule {
             policy: match self.kind {
                 PolicyKind::Rule(policy) => policy,
                 PolicyKind::Label | PolicyKind::Hindsight(_) => Policy::Band,
             },
-            tau: self.tau.unwrap_or(usual.tau),
-            max_load_factor: self.max_load_factor.unwrap_or(usual.max_load_factor),
+            tau: self.tau.unwrap_or(tau),
+            max_load_factor: self.max_load_factor.unwrap_or(run.max_load_factor),
             objective: Objective {
                 exponent: self.exponent.unwrap_or(run.objective.exponent),
                 ..run.objective

@@ -171,7 +171,6 @@ impl Check {
             }
             rule.tau = tau as f32;
         }
-        let cap_is_fixed = raw.max_load_factor.is_some();
         match raw.max_load_factor {
             None => {}
             Some(Value::String(none)) if none == "none" => rule.max_load_factor = None,
@@ -209,7 +208,6 @@ impl Check {
             rule,
             tau_is_fixed: raw.tau.is_some(),
             learns_steps: raw.learn_steps.unwrap_or(true),
-            cap_is_fixed,
             blob,
             source,
             rollout: raw

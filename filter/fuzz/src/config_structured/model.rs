@@ -40,6 +40,7 @@ pub(super) struct Model {
     steps: [Option<Small>; 4],
     exponent: Option<Number>,
     candidates: Option<Number>,
+    learn_steps: Option<bool>,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -250,6 +251,9 @@ impl Model {
         if let Some(drawn) = self.candidates() {
             value["candidates"] = drawn.into();
         }
+        if let Some(learns) = self.learn_steps {
+            value["learn_steps"] = learns.into();
+        }
         value
     }
 
@@ -317,6 +321,7 @@ impl Model {
         }
         assert_eq!(u64::from(objective.exponent), self.exponent().unwrap_or(1));
         assert_eq!(model.rule.candidates.map(u64::from), self.candidates());
+        assert_eq!(model.learns_steps, self.learn_steps.unwrap_or(true));
         let unit = match model.load_unit {
             LoadUnit::Requests => "requests",
             LoadUnit::KvTokens => "kv_tokens",

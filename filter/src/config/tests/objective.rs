@@ -26,6 +26,10 @@ fn what_a_step_costs_may_be_said_and_has_a_default() {
     };
     let said = Objective { step, exponent: 3 };
     assert_eq!(objective(&config), said);
+    let learns = |config: &Value| parse(config).unwrap().models[0].learns_steps;
+    assert!(learns(&config));
+    config["models"][0]["learn_steps"] = json!(false);
+    assert!(!learns(&config));
 }
 
 #[test]
@@ -86,7 +90,7 @@ fn of_a_models_batches_one_thing_is_kept() {
 }
 
 #[test]
-fn hybrid_has_a_band_and_a_cap_of_its_own_unless_they_are_set() {
+fn hybrid_has_a_band_of_its_own_unless_it_is_set() {
     let inline = STANDARD.encode(blob_bytes(1, &["decode-0"]));
     let mut config = minimal();
     config["models"][0]["policy"] = json!("hybrid");
@@ -96,20 +100,11 @@ fn hybrid_has_a_band_and_a_cap_of_its_own_unless_they_are_set() {
         let model = &config.models[0];
         (model.tau(Policy::Hybrid), model.tau(Policy::Band))
     };
-    let caps = |config: &Value| {
-        let config = parse(config).unwrap();
-        [Policy::Hybrid, Policy::Band].map(|policy| config.models[0].max_load_factor(policy))
-    };
     assert_eq!(taus(&config), (0.5, 0.1));
-    assert_eq!(caps(&config), [Some(1.1), Some(1.25)]);
     config["models"][0]["blob"] = json!({"inline": inline});
     assert_eq!(taus(&config), (0.5, 0.2));
     config["models"][0]["tau"] = json!(0.05);
     assert_eq!(taus(&config), (0.05, 0.05));
-    config["models"][0]["max_load_factor"] = json!(1.5);
-    assert_eq!(caps(&config), [Some(1.5); 2]);
-    config["models"][0]["max_load_factor"] = json!("none");
-    assert_eq!(caps(&config), [None; 2]);
 }
 
 #[test]
