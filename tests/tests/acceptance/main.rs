@@ -18,6 +18,7 @@ mod faults;
 mod generated;
 mod health;
 mod hygiene;
+mod learned;
 mod legs;
 mod matrix;
 mod observability;
