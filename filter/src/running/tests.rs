@@ -284,15 +284,3 @@ fn what_does_not_fit_is_refused_unless_others_can_be_forgotten() {
     assert!(keep(&mut running, "d").is_ok());
     running.leave(other.unwrap());
 }
-
-#[test]
-fn layers_are_spread_evenly() {
-    let all: Vec<u16> = (0..48).collect();
-    assert_eq!(spread(&all), [0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44]);
-    assert_eq!(spread(&[1, 5, 9]), [1, 5, 9]);
-    assert_eq!(spread(&[]), [0u16; 0]);
-    let odd: Vec<u16> = (3..34).collect();
-    let some = spread(&odd);
-    assert!(some.len() == SPREAD_LAYERS && some.is_sorted_by(|a, b| a < b));
-    assert_eq!(spread(&some), some, "of those nothing is left out again");
-}
