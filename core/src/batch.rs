@@ -29,6 +29,7 @@
 mod exchange;
 mod fixed;
 mod running;
+mod spread;
 
 use crate::decide::{Policy, Rule, WorkerIndex};
 use crate::signature::Geometry;
@@ -36,6 +37,7 @@ use crate::similarity::{ROWS, dot, dot_each};
 use crate::transform::{MIN_NORM, TransformError, check_layers};
 
 pub use running::Batch;
+pub use spread::{MAX_LAYERS, spread};
 
 /// What of the requests of a batch is summed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -127,8 +129,7 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// Idle workers. Of each request the counts of `layers` are looked at, ascending numbers of the model's;
-    /// a few layers spread over the model tell as much as all of them and cost less.
+    /// Idle workers. Of each request the counts of `layers` are looked at, ascending numbers of the model's: see [`spread`].
     ///
     /// # Errors
     /// [`TransformError::Layers`] if they are none, not ascending, or not the model's.

@@ -2,7 +2,7 @@
 
 mod running;
 
-use crate::batch::{Batches, Measure, Request};
+use crate::batch::{Batches, Measure, Request, spread};
 use crate::blob::Blob;
 use crate::decide::{
     Bounds, Decision, Draw, Evidence, Reason, Regions, Rule, Worker, WorkerIndex, bounds, decide,
@@ -140,9 +140,9 @@ impl Map {
         })
     }
 
-    /// Idle batches of so many workers that look at the layers which the blob selects.
+    /// Idle batches of so many workers that look at layers [spread] over those which the blob selects.
     pub fn batches(&self, measure: Measure, workers: usize) -> Batches {
-        Batches::of_layers(measure, self.geometry, self.layers.clone(), workers)
+        Batches::of_layers(measure, self.geometry, spread(&self.layers), workers)
     }
 
     /// Layers that the blob selects, ascending.

@@ -25,8 +25,6 @@ use crate::load::{Slots, Timing};
 use crate::ring::fnv1a;
 use crate::shared::Shared;
 
-/// Of a model without a blob so many layers are looked at, spread over those that its signatures have: as telling as all, and a fraction of the work.
-pub const SPREAD_LAYERS: usize = 12;
 /// Most sums (workers × layers × experts) that one VM keeps, 16 bytes each, over all kinds.
 pub const MAX_SUMS: usize = 8 << 20;
 /// Batches that nobody is in are forgotten after this long, milliseconds.
@@ -90,13 +88,6 @@ const NOT_LEARNED: StepModel = StepModel {
     c_ms: 0.0,
     kv_ms_per_1k: 0.0,
 };
-
-/// Some of the layers that there are, evenly spread: all of them where they are few.
-pub fn spread(layers: &[u16]) -> Vec<u16> {
-    let (all, wanted) = (layers.len(), layers.len().min(SPREAD_LAYERS));
-    let chosen = (0..wanted).filter_map(|n| layers.get(n * all / wanted.max(1)));
-    chosen.copied().collect()
-}
 
 /// Names the batches of a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

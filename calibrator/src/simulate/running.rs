@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use eldr_core::batch::{Batches, Footprint, Measure};
+use eldr_core::batch::{Batches, Footprint, Measure, spread};
 use eldr_core::decide::{Decision, Rule, WorkerIndex};
 use eldr_core::learn::{Learner, Stay};
 use eldr_core::route::{Fleet, Prompt, Scratch, route_running};
@@ -55,8 +55,8 @@ impl<'a> ByBatch<'a> {
         let idle = match known {
             Some(known) => known.map.batches(measure, workers),
             None => {
-                let layers = (0..workload.geometry.layers as u16).collect();
-                Batches::new(measure, workload.geometry, layers, workers)
+                let layers: Vec<u16> = (0..workload.geometry.layers as u16).collect();
+                Batches::new(measure, workload.geometry, spread(&layers), workers)
                     .map_err(|error| Error::new(error.to_string(), "record the trace again"))?
             }
         };

@@ -65,18 +65,20 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
+/// What a request that runs counts as: what is known of it is clipped, what stands for the unknown is not.
+fn counted(written: &Written, like: f64, cap: f64) -> Vec<f64> {
+    let cap = if written.0.is_some() { cap } else { 1.0 };
+    let row = usage(written, like).into_iter();
+    row.map(|p| p.min(cap)).collect()
+}
+
 /// Expected distinct experts per layer: one minus the probability that nobody uses it, for each expert, by definition.
 fn union(requests: &[&Written], like: f64, cap: f64) -> f64 {
     let rows: Vec<Vec<f64>> = requests
         .iter()
-        .map(|written| usage(written, like))
+        .map(|written| counted(written, like, cap))
         .collect();
-    let used = |at: usize| {
-        1.0 - rows
-            .iter()
-            .map(|row| 1.0 - row[at].min(cap))
-            .product::<f64>()
-    };
+    let used = |at: usize| 1.0 - rows.iter().map(|row| 1.0 - row[at]).product::<f64>();
     (0..LENGTH).map(used).sum::<f64>() / LAYERS.len() as f64
 }
 
@@ -102,8 +104,8 @@ proptest! {
         let near = |found: f64, expected: f64| (found - expected).abs() < 8.0 * 5e-5 * GEOMETRY.experts as f64;
         prop_assert!(near(found.expected_experts(&request), before));
         // The newcomer itself is not clipped: a token that is certain to use an expert counts as one.
-        let rows: Vec<Vec<f64>> = batch.iter().map(|written| usage(written, mean(&own))).collect();
-        let unused = |at: usize| rows.iter().map(|row| 1.0 - row[at].min(cap)).product::<f64>();
+        let rows: Vec<Vec<f64>> = batch.iter().map(|written| counted(written, mean(&own), cap)).collect();
+        let unused = |at: usize| rows.iter().map(|row| 1.0 - row[at]).product::<f64>();
         let extra = (0..LENGTH).map(|at| own[at] * unused(at)).sum::<f64>() / LAYERS.len() as f64;
         prop_assert!(near(found.extra_experts(&request), extra));
         prop_assert_eq!(found.requests() as usize, batch.len());

@@ -1,14 +1,14 @@
 //! Decisions by what runs on each worker.
 
-use eldr_core::batch::Measure;
+use eldr_core::batch::{Measure, spread};
 use eldr_core::decide::{Decision, Draw, Evidence, Reason, Regions, Worker, decide};
 use eldr_core::engine::StepModel;
 use eldr_core::route::{Fleet, Prompt, Scratch, route_running};
-use eldr_core::signature::{Encoded, Encoding, Signature, SignatureError};
+use eldr_core::signature::{Encoded, Encoding, Geometry, Signature, SignatureError};
 
 use super::{Course, ModelIndex, Plugin};
 use crate::ring::MAX_SIGNATURE_BYTES;
-use crate::running::{Kind, Known, spread};
+use crate::running::{Kind, Known};
 
 impl Plugin {
     /// What is kept of a model's requests that run, where its policies look at any.
@@ -28,34 +28,37 @@ impl Plugin {
         self.config.counts_tokens() || self.measure(model) == Some(Measure::Usage)
     }
 
-    /// The batches that a request with this signature is held against: of the layers that the model's blob selects, else of some of
-    /// those that the signature has. `None` where the model's policies look at none.
+    /// The batches that a request with this signature is held against: of layers [spread] over those that the model's blob selects,
+    /// else over those that the signature has. `None` where the model's policies look at none.
     pub fn kind(
         &self,
         model: Option<ModelIndex>,
         header: Option<&[u8]>,
     ) -> Option<Result<Kind<'_>, Reason>> {
         let measure = self.measure(model)?;
-        let kind = || {
-            let header = header.ok_or(Reason::NoSignature)?;
-            let (geometry, layers) = match self.map(model) {
-                Some(map) => (map.geometry(), map.layers().to_vec()),
-                None => {
-                    let signature = Encoded::parse(header);
-                    let signature = signature.map_err(|_| Reason::MalformedSignature)?;
-                    (signature.geometry(), spread(&signature.layers()))
-                }
-            };
-            Ok(Kind {
-                model: self.name(model),
-                measure,
-                geometry,
-                layers,
-                workers: &self.config.decode_clusters,
-                steps: self.learns(model),
-            })
-        };
-        Some(kind())
+        let header = header.ok_or(Reason::NoSignature);
+        let read = header.and_then(|header| self.read(model, header));
+        Some(read.map(|(geometry, layers)| Kind {
+            model: self.name(model),
+            measure,
+            geometry,
+            layers: spread(&layers),
+            workers: &self.config.decode_clusters,
+            steps: self.learns(model),
+        }))
+    }
+
+    /// What a model's policies read of this signature, batches or regions: the layers that the blob selects, else some of those that there are.
+    fn read(
+        &self,
+        model: Option<ModelIndex>,
+        header: &[u8],
+    ) -> Result<(Geometry, Vec<u16>), Reason> {
+        if let Some(map) = self.map(model) {
+            return Ok((map.geometry(), map.layers().to_vec()));
+        }
+        let signature = Encoded::parse(header).map_err(|_| Reason::MalformedSignature)?;
+        Ok((signature.geometry(), spread(&signature.layers())))
     }
 
     /// Chooses the decode cluster by the batches of the request's kind, or as well as may be where it has none.
@@ -84,17 +87,14 @@ impl Plugin {
         }
     }
 
-    /// The part of a signature that the model's batches look at, as a signature of its own that says how long the prompt is.
+    /// The part of a signature that the model's policies read, as a signature of its own that says how long the prompt is.
     pub(super) fn condense(
         &self,
         model: Option<ModelIndex>,
         header: &[u8],
         prompt_tokens: Option<u64>,
     ) -> Result<Vec<u8>, Reason> {
-        let kind = self.kind(model, Some(header));
-        let Kind {
-            geometry, layers, ..
-        } = kind.ok_or(Reason::Blind)??;
+        let (geometry, layers) = self.read(model, header)?;
         let signature = Encoded::parse(header).map_err(|_| Reason::MalformedSignature)?;
         if signature.geometry() != geometry {
             return Err(Reason::GeometryMismatch);
@@ -122,7 +122,7 @@ mod tests {
 
     use super::*;
     use crate::config::Config;
-    use crate::plugin::tests::blob_bytes;
+    use crate::plugin::tests::deep_blob_bytes;
     use crate::ring::Found;
     use eldr_core::batch::Batches;
 
@@ -145,8 +145,12 @@ mod tests {
     }
 
     fn with_blob(policy: &str) -> Plugin {
+        with_layers(policy, 1)
+    }
+
+    fn with_layers(policy: &str, layers: u16) -> Plugin {
         let mut plugin = plugin(json!({"model": "*", "policy": policy}));
-        let blob = blob_bytes(1, &["decode-0", "decode-1"]);
+        let blob = deep_blob_bytes(1, &["decode-0", "decode-1"], layers);
         let model = plugin.model(None).unwrap();
         plugin.update(model, 1, &blob).unwrap();
         plugin
@@ -161,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_the_blobs_or_some_of_the_signatures() {
+    fn layers_are_some_of_the_blobs_or_of_the_signatures() {
         let (bare, blob) = (
             plugin(json!({"model": "*", "policy": "marginal"})),
             with_blob("marginal"),
@@ -173,6 +177,10 @@ mod tests {
         let kind = blob.kind(blob.model(None), Some(header.as_bytes()));
         let kind = kind.unwrap().unwrap();
         assert_eq!((kind.geometry.layers, kind.layers), (1, vec![0]));
+        let blob = with_layers("marginal", 48);
+        let kind = blob.kind(blob.model(None), Some(header.as_bytes()));
+        let every_fourth: Vec<u16> = (2..48).step_by(4).collect();
+        assert_eq!(kind.unwrap().unwrap().layers, every_fourth);
         let other = plugin(json!({"model": "*", "policy": "band"}));
         assert_eq!(other.kind(other.model(None), None), None);
     }
@@ -204,6 +212,8 @@ mod tests {
             (plugin(json!({"model": "*", "policy": "marginal"})), 24),
             (with_blob("hybrid"), 1),
             (with_blob("marginal"), 1),
+            (with_layers("hybrid", 24), 24),
+            (with_layers("marginal", 24), 24),
         ] {
             let (model, header) = (plugin.model(None), signature(layers));
             let kept = plugin.keep(
@@ -235,6 +245,7 @@ mod tests {
                 (decision, scratch.request().cloned())
             });
             assert!(seen[0].1.is_some() && seen[0] == seen[1], "{seen:?}");
+            assert_eq!(seen[0].0.reason, Reason::Marginal);
         }
     }
 
@@ -273,8 +284,9 @@ mod tests {
 
     #[test]
     fn a_model_that_looks_no_longer_reads_the_signature_that_was_kept() {
-        let (hybrid, band) = (with_blob("hybrid"), with_blob("band"));
-        let (model, header) = (hybrid.model(None), signature(1));
+        // Regions are compared by more layers than batches are.
+        let (hybrid, band) = (with_layers("hybrid", 24), with_layers("band", 24));
+        let (model, header) = (hybrid.model(None), signature(24));
         let kept = hybrid.keep(
             model,
             Some(header.as_bytes()),

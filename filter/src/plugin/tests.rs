@@ -8,14 +8,22 @@ use super::*;
 
 /// One region per worker; region i wants expert i of a 1×4 model.
 pub(crate) fn blob_bytes(revision: u64, workers: &[&str]) -> Vec<u8> {
-    let mut centroids = vec![0.0; 4 * workers.len()];
-    for (region, row) in centroids.chunks_mut(4).enumerate() {
+    deep_blob_bytes(revision, workers, 1)
+}
+
+/// The same of so many layers, all of which are compared; region i wants expert i of the first.
+pub(crate) fn deep_blob_bytes(revision: u64, workers: &[&str], layers: u16) -> Vec<u8> {
+    let dimension = 4 * usize::from(layers);
+    let mut centroids = vec![0.0; dimension * workers.len()];
+    for (region, row) in centroids.chunks_mut(dimension).enumerate() {
         row[region] = 1.0;
     }
+    let geometry = Geometry::new(layers.into(), 4).unwrap();
+    let weights = vec![1.0; dimension];
     let blob = Blob {
         revision,
         model: "tiny".into(),
-        transform: Transform::new(Geometry::new(1, 4).unwrap(), vec![0], vec![1.0; 4]).unwrap(),
+        transform: Transform::new(geometry, (0..layers).collect(), weights).unwrap(),
         centroids,
         tau: 0.2,
         regions: workers

@@ -323,15 +323,3 @@ fn what_a_step_costs_is_learned_from_requests_that_end_and_forgotten_with_what_w
     vm.running.leave(seat.unwrap(), Some(20.0), 3_000);
     assert_eq!(steps(&vm, &fixed), None);
 }
-
-#[test]
-fn layers_are_spread_evenly() {
-    let all: Vec<u16> = (0..48).collect();
-    assert_eq!(spread(&all), [0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44]);
-    assert_eq!(spread(&[1, 5, 9]), [1, 5, 9]);
-    assert_eq!(spread(&[]), [0u16; 0]);
-    let odd: Vec<u16> = (3..34).collect();
-    let some = spread(&odd);
-    assert!(some.len() == SPREAD_LAYERS && some.is_sorted_by(|a, b| a < b));
-    assert_eq!(spread(&some), some, "of those nothing is left out again");
-}

@@ -348,11 +348,14 @@ async fn decisions_equal_native_ones_with_requests_of_other_models_about() {
     let mut rng = ChaCha8Rng::seed_from_u64(6);
     let geometry = Geometry::new(LAYERS, EXPERTS).unwrap();
     // Without a blob, twelve layers spread over those that there are.
-    let spread: Vec<u16> = (0..12).map(|n| (n * LAYERS / 12) as u16).collect();
-    let (chosen, dimension) = (vec![1, 8, 29], 3 * EXPERTS);
+    let spread: Vec<u16> = (0..12)
+        .map(|n| ((2 * n + 1) * LAYERS / 24) as u16)
+        .collect();
+    // With one, of those that it selects.
+    let chosen: Vec<u16> = (3..29).filter(|layer| layer % 5 > 0).collect();
+    let dimension = chosen.len() * EXPERTS;
     let weights = (0..dimension).map(|_| rng.random_range(0.1..3.0)).collect();
-    let transform =
-        eldr_core::transform::Transform::new(geometry, chosen.clone(), weights).unwrap();
+    let transform = eldr_core::transform::Transform::new(geometry, chosen, weights).unwrap();
     let mut centroids = Vec::new();
     for _ in 0..3 {
         let row: Vec<f32> = (0..dimension).map(|_| rng.random_range(0.0..1.0)).collect();
@@ -381,12 +384,11 @@ async fn decisions_equal_native_ones_with_requests_of_other_models_about() {
     let mut batches: Vec<Batches> = rules()
         .iter()
         .map(|(_, has_blob, rule)| {
-            let layers = if *has_blob {
-                chosen.clone()
-            } else {
-                spread.clone()
-            };
-            Batches::new(rule.policy.measure().unwrap(), geometry, layers, 3).unwrap()
+            let measure = rule.policy.measure().unwrap();
+            match has_blob {
+                true => map.batches(measure, 3),
+                false => Batches::new(measure, geometry, spread.clone(), 3).unwrap(),
+            }
         })
         .collect();
     let mut scratch = Scratch::default();
