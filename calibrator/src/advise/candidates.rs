@@ -18,6 +18,9 @@ pub const POLICIES: [Policy; 5] = [
 /// does there what is simulated if there is one thread.
 pub const USUAL: [Policy; 4] = [Policy::Band, Policy::Top1, Policy::Hybrid, Policy::Marginal];
 
+/// Seconds between refits, and those of the window that each looks at: a trade of how soon regions follow a change for how well they are fitted.
+const REFIT: &str = "2/10";
+
 /// How many values of each parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grid {
@@ -62,12 +65,21 @@ impl Grid {
     /// # Errors
     /// Never: the values are within their ranges.
     pub fn candidates(self, policy: Policy, gateways: usize) -> Result<Vec<PolicySpec>, Error> {
-        let texts = with("tau", self.taus(policy), vec![policy.name().to_owned()]);
+        let named = vec![policy.name().to_owned()];
+        let texts = with("tau", self.taus(policy), named.clone());
         let texts = with("q", self.exponents(policy), texts);
         let mut texts = with("cap", self.caps(policy), texts);
-        // Who is the least loaded by old counts gets the requests of all gateways at once; of two that are drawn, of few.
-        if gateways > 1 && policy == Policy::Band {
-            texts.extend(with("candidates", &["2"], texts.clone()));
+        if gateways > 1 {
+            // Who is the least loaded by old counts gets the requests of all gateways at once; of two that are drawn, of few.
+            if policy == Policy::Band {
+                texts.extend(with("candidates", &["2"], texts.clone()));
+            }
+            // Regions are what coordinates gateways, so that they are to be right.
+            if matches!(policy, Policy::Band | Policy::Hybrid) {
+                let narrow = with("tau", &["0.1"], named);
+                let narrow = with("cap", self.caps(policy), narrow);
+                texts.extend(with("refit", &[REFIT], narrow));
+            }
         }
         texts.iter().map(|text| spec(text)).collect()
     }

@@ -4,9 +4,9 @@ use eldr_core::engine::StepModel;
 use serde_json::{Map, Value, json};
 
 use crate::simulate::policy::PolicyKind;
-use crate::simulate::{PolicySpec, Steps};
+use crate::simulate::{PolicySpec, Refit, Steps};
 
-/// The model's entry in the filter's configuration, but for its blob: the policy with its parameters and, where it knows step times,
+/// The model's entry in the filter's configuration, but for a blob that nobody refits: the policy with its parameters and, where it knows step times,
 /// those of `step`, from which it learns. What the policy leaves out the filter's defaults say as the simulator's do.
 pub fn model(spec: &PolicySpec, step: StepModel) -> Value {
     let mut model = Map::new();
@@ -21,6 +21,12 @@ pub fn model(spec: &PolicySpec, step: StepModel) -> Value {
     if let Some(cap) = spec.max_load_factor {
         let cap = cap.map_or_else(|| json!("none"), |cap| json!(cap));
         model.insert("max_load_factor".into(), cap);
+    }
+    if spec.refit.is_some() {
+        // Blobs come from the server that refits them, to what gateways post.
+        let http = json!({"cluster": "eldr-serve", "path": "/v1/blob", "interval_ms": 1_000});
+        model.insert("blob".into(), json!({ "http": http }));
+        model.insert("signature_sample".into(), json!(1));
     }
     if let Some(drawn) = spec.candidates {
         model.insert("candidates".into(), json!(drawn));
@@ -40,4 +46,12 @@ pub fn model(spec: &PolicySpec, step: StepModel) -> Value {
         }
     }
     model.into()
+}
+
+/// The server that has the blob `file` follow the traffic as it does in the simulation, where the policy wants that.
+pub fn serve(spec: &PolicySpec, file: &str) -> Option<String> {
+    let Refit { every_s, window_s } = spec.refit?;
+    Some(format!(
+        "eldr serve --blob {file} --online --refit-every-s {every_s:.0} --window-s {window_s:.0} --requests-per-region 1"
+    ))
 }

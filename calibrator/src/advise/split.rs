@@ -1,5 +1,6 @@
 //! Which requests calibrate and which evaluate.
 
+use eldr_core::blob::Blob;
 use eldr_core::route::{Map, Scratch};
 use rand::SeedableRng as _;
 use rand::seq::SliceRandom as _;
@@ -111,40 +112,43 @@ impl Split {
         other: Option<&Split>,
     ) -> Result<Grounds<'a>, Error> {
         let fitted = question.requests.pick(&self.fitted);
-        let maps = FITS.map(|fit| self.map(question, &fitted, fit));
-        let maps: Vec<Map> = maps.into_iter().collect::<Result<_, _>>()?;
+        let blobs = FITS.map(|fit| self.blob(question, &fitted, fit));
+        let blobs: Vec<Blob> = blobs.into_iter().collect::<Result<_, _>>()?;
+        let map = Map::bind(blobs[0].clone(), question.workers)?;
         let replayed = Replayed::new(question.workload);
-        let kinds = replayed.kinds(&maps[0]);
+        let kinds = replayed.kinds(&map);
         let traffics = self.traffics(question, other, &kinds)?;
-        let ground = |part: Part| {
+        let ground = |part: Part| -> Result<Ground<'a>, Error> {
             let indices = part(self);
             let workload = replayed.pick(&indices);
-            let known = maps.iter().map(|map| Known::new(map.clone(), &workload));
-            let known = known.collect();
+            let known = blobs.iter().map(|blob| known(blob, question, &workload));
+            let known = known.collect::<Result<_, _>>()?;
+            let change = match &traffics {
+                Some(traffics) => traffics.change(question, &replayed, &indices, part)?,
+                None => None,
+            };
             let mut by_kind = vec![Vec::new(); kinds.iter().max().map_or(0, |most| most + 1)];
             for (place, &index) in indices.iter().enumerate() {
                 by_kind[kinds[index]].push(place);
             }
             by_kind.retain(|those| !those.is_empty());
-            Ground {
-                change: traffics
-                    .as_ref()
-                    .and_then(|traffics| traffics.change(&replayed, &indices, part)),
+            Ok(Ground {
+                change,
                 workload,
                 known,
                 kinds: by_kind,
                 cluster: question.cluster.clone(),
                 plan: question.plan,
-            }
+            })
         };
         Ok(Grounds {
-            tuning: ground(|split| split.tuning.clone()),
-            calibration: ground(|split| ascending(&[&split.fitted[..], &split.tuning].concat())),
-            evaluation: ground(|split| split.evaluation.clone()),
+            tuning: ground(|split| split.tuning.clone())?,
+            calibration: ground(|split| ascending(&[&split.fitted[..], &split.tuning].concat()))?,
+            evaluation: ground(|split| split.evaluation.clone())?,
         })
     }
 
-    fn map(&self, question: Question<'_>, requests: &Requests, fit: Fit) -> Result<Map, Error> {
+    fn blob(&self, question: Question<'_>, requests: &Requests, fit: Fit) -> Result<Blob, Error> {
         let options = fit::Options {
             seed: self.seed,
             regions: match fit.regions {
@@ -157,8 +161,7 @@ impl Split {
             },
             ..fit::Options::new(question.workers.to_vec())
         };
-        let fitted = fit::fit(requests, &options, |_| ())?;
-        Ok(Map::bind(fitted.blob, question.workers)?)
+        Ok(fit::fit(requests, &options, |_| ())?.blob)
     }
 
     /// Two kinds of traffic with a blob of each: other traffic and this one, or both halves of the kinds. None where there are not two
@@ -175,9 +178,9 @@ impl Split {
             return Ok(Some(Traffics::Other {
                 split,
                 replayed: Replayed::new(traffic.workload),
-                maps: [
-                    split.map(question, &theirs, FITS[0])?,
-                    self.map(question, &own, FITS[0])?,
+                blobs: [
+                    split.blob(question, &theirs, FITS[0])?,
+                    self.blob(question, &own, FITS[0])?,
                 ],
             }));
         }
@@ -191,11 +194,16 @@ impl Split {
         }
         let [even, odd] = halves.map(|half| {
             let requests = question.requests.pick(&half);
-            self.map(question, &requests, FITS[0])
+            self.blob(question, &requests, FITS[0])
         });
-        let maps = [even?, odd?];
-        Ok(Some(Traffics::Halves { kinds, maps }))
+        let blobs = [even?, odd?];
+        Ok(Some(Traffics::Halves { kinds, blobs }))
     }
+}
+
+/// What a blob says of the requests that are replayed.
+fn known(blob: &Blob, question: Question<'_>, workload: &Workload) -> Result<Known, Error> {
+    Ok(Known::of_blob(blob.clone(), question.workers, workload)?)
 }
 
 /// Some requests of a split.
@@ -207,45 +215,57 @@ enum Traffics<'a> {
     Other {
         split: &'a Split,
         replayed: Replayed<'a>,
-        maps: [Map; 2],
+        blobs: [Blob; 2],
     },
     /// Requests of kinds with an even and with an odd number.
-    Halves { kinds: &'a [usize], maps: [Map; 2] },
+    Halves {
+        kinds: &'a [usize],
+        blobs: [Blob; 2],
+    },
 }
 
 impl Traffics<'_> {
     /// What is replayed of them beside the requests `own`; none where there is nothing of one of them.
-    fn change(&self, replayed: &Replayed<'_>, own: &[usize], part: Part) -> Option<Change> {
+    fn change(
+        &self,
+        question: Question<'_>,
+        replayed: &Replayed<'_>,
+        own: &[usize],
+        part: Part,
+    ) -> Result<Option<Change>, Error> {
         let mut workload = replayed.pick(own);
-        let (maps, requests) = match self {
+        let (blobs, requests) = match self {
             Traffics::Other {
                 split,
                 replayed,
-                maps,
+                blobs,
             } => {
                 let (first, theirs) = (own.len(), replayed.pick(&part(split)).requests);
                 workload.exact &= replayed.workload.exact;
                 workload.requests.extend(theirs);
                 let all = 0..workload.requests.len();
-                (maps, [all.skip(first).collect(), (0..first).collect()])
+                (blobs, [all.skip(first).collect(), (0..first).collect()])
             }
-            Traffics::Halves { kinds, maps } => {
+            Traffics::Halves { kinds, blobs } => {
                 let half = |half| -> Vec<usize> {
                     let places = own.iter().enumerate();
                     let those = places.filter(|(_, index)| kinds[**index] % 2 == half);
                     those.map(|(place, _)| place).collect()
                 };
-                (maps, [half(0), half(1)])
+                (blobs, [half(0), half(1)])
             }
         };
-        let known = maps
-            .each_ref()
-            .map(|map| Known::new(map.clone(), &workload));
-        (requests.iter().all(|those: &Vec<usize>| !those.is_empty())).then_some(Change {
+        let [first, second] = blobs;
+        let known = [
+            known(first, question, &workload)?,
+            known(second, question, &workload)?,
+        ];
+        let some = requests.iter().all(|those: &Vec<usize>| !those.is_empty());
+        Ok(some.then_some(Change {
             workload,
             known,
             requests,
-        })
+        }))
     }
 }
 

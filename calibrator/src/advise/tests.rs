@@ -176,10 +176,13 @@ fn every_policy_is_tried_with_caps_down_to_the_mean() {
             let with_q = specs.iter().all(|spec| spec.exponent.is_some());
             assert_eq!(with_q, matches!(policy, Policy::Hybrid | Policy::Marginal));
             // Among few drawn workers only where several gateways see the same old loads.
-            assert!(specs.iter().all(|spec| spec.candidates.is_none()));
+            let plain = |spec: &PolicySpec| spec.candidates.is_none() && spec.refit.is_none();
+            assert!(specs.iter().all(plain));
             let several = grid.candidates(policy, 4).unwrap();
             let drawn = several.iter().any(|spec| spec.candidates == Some(2));
             assert_eq!(drawn, policy == Policy::Band);
+            let follows = several.iter().any(|spec| spec.refit.is_some());
+            assert_eq!(follows, matches!(policy, Policy::Band | Policy::Hybrid));
         }
     }
 }

@@ -91,14 +91,15 @@ pub(super) fn tune(
         let mut scored = table.scored(candidates, 1)?;
         scored.sort_by(|a, b| a.score.total_cmp(&b.score));
         let mut kept = None;
-        let mut caps = Vec::new();
+        let mut tried = Vec::new();
         for candidate in scored {
-            // Harm is the load cap's to bound: of those with the same one, one is tried.
-            let cap = candidate.spec.max_load_factor;
-            if caps.contains(&cap) {
+            // Harm is the load cap's to bound, or that of few candidates or of regions that follow: of those alike in that, one is tried.
+            let spec = &candidate.spec;
+            let bounds = (spec.max_load_factor, spec.candidates, spec.refit);
+            if tried.contains(&bounds) {
                 continue;
             }
-            caps.push(cap);
+            tried.push(bounds);
             let worst = table.worst(&candidate)?;
             if worst <= HARM_MAX {
                 kept = Some(candidate);

@@ -101,6 +101,9 @@ struct Report<'a> {
     advice: &'a Advice,
 }
 
+/// The blob that is to be fitted.
+const BLOB: &str = "advised.eldr";
+
 /// What goes where.
 #[derive(Serialize)]
 struct Deploy {
@@ -108,6 +111,8 @@ struct Deploy {
     model: Value,
     /// The command that fits the blob; none where none is needed.
     fit: Option<String>,
+    /// The command that has the blob follow the traffic; none where it stays.
+    serve: Option<String>,
 }
 
 impl AdviseArgs {
@@ -228,6 +233,7 @@ impl AdviseArgs {
             return Ok(Deploy {
                 model: deploy::model(&spec(&advice.verdict.policy)?, step),
                 fit: None,
+                serve: None,
             });
         };
         let fit = tuned.fit.map(|fit| {
@@ -238,7 +244,7 @@ impl AdviseArgs {
             let traces = self.traces.iter().map(|trace| trace.as_os_str().to_owned());
             let options = [
                 "-o",
-                "advised.eldr",
+                BLOB,
                 "--workers",
                 &workers.join(","),
                 "--regions",
@@ -252,6 +258,7 @@ impl AdviseArgs {
         Ok(Deploy {
             model: deploy::model(&tuned.spec, step),
             fit,
+            serve: deploy::serve(&tuned.spec, BLOB),
         })
     }
 }

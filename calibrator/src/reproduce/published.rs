@@ -28,7 +28,7 @@ pub const POLICIES: [(&str, Option<&str>, &str); 8] = [
     ("p2c", Some("p2c"), "p2c"),
     ("label", Some("domain"), "label"),
     ("band", Some("eldr"), BAND),
-    ("marginal", None, "marginal:cap=1.1"),
+    ("marginal", None, "marginal"),
     ("hybrid", None, "hybrid"),
 ];
 

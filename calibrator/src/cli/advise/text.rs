@@ -76,12 +76,14 @@ fn verdict(report: &Report<'_>) -> String {
     });
     let fit = report.deploy.fit.as_ref();
     let fit = fit.map_or_else(String::new, |fit| format!("fit      {fit}\n"));
+    let serve = report.deploy.serve.as_ref();
+    let serve = serve.map_or_else(String::new, |serve| format!("serve    {serve}\n"));
     let warnings = verdict.warnings.iter();
     let warnings: String = warnings
         .map(|warning| format!("warning  {warning}\n"))
         .collect();
     format!(
-        "advice   deploy {}\nexpect   {gain}\n{warnings}{fit}filter   {{\"models\":[{model}], …}}\n",
+        "advice   deploy {}\nexpect   {gain}\n{warnings}{fit}{serve}filter   {{\"models\":[{model}], …}}\n",
         verdict.policy
     )
 }
