@@ -77,6 +77,7 @@ impl Grid {
             // Regions are what coordinates gateways, so that they are to be right.
             if matches!(policy, Policy::Band | Policy::Hybrid) {
                 let narrow = with("tau", &["0.1"], named);
+                let narrow = with("q", self.exponents(policy), narrow);
                 let narrow = with("cap", self.caps(policy), narrow);
                 texts.extend(with("refit", &[REFIT], narrow));
             }

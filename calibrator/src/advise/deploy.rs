@@ -1,5 +1,6 @@
 //! A policy as the filter's configuration has it.
 
+use eldr_core::batch::Measure;
 use eldr_core::engine::StepModel;
 use serde_json::{Map, Value, json};
 
@@ -31,10 +32,12 @@ pub fn model(spec: &PolicySpec, step: StepModel) -> Value {
     if let Some(drawn) = spec.candidates {
         model.insert("candidates".into(), json!(drawn));
     }
-    if let (PolicyKind::Rule(policy), Some(q)) = (spec.kind, spec.exponent)
-        && policy.measure().is_some()
+    if let PolicyKind::Rule(policy) = spec.kind
+        && policy.measure() == Some(Measure::Usage)
     {
-        model.insert("step_exponent".into(), json!(q));
+        if let Some(q) = spec.exponent {
+            model.insert("step_exponent".into(), json!(q));
+        }
         model.insert("step_t0_ms".into(), json!(step.t0_ms));
         model.insert("step_b_ms".into(), json!(step.b_ms));
         model.insert("step_c_ms".into(), json!(step.c_ms));

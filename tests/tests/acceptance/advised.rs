@@ -20,7 +20,9 @@ async fn starts(model: &Value, with_blob: bool) -> Gateway {
     let mut model = model.clone();
     if with_blob {
         let regions = [0, 1, 2].map(|worker| vec![format!("decode-{worker}")]);
-        model["blob"] = json!({ "inline": blob::inline(&blob::one_expert_per_region(&regions)) });
+        // Beside where newer ones come from, if they do.
+        let inline = blob::inline(&blob::one_expert_per_region(&regions));
+        model["blob"]["inline"] = json!(inline);
     }
     Gateway::start(Options::filter(json!({ "models": [model] }))).await
 }
