@@ -13,17 +13,22 @@
 //! A record is little-endian: u64 heartbeat in milliseconds, then for each kind u32 length and a
 //! [message](eldr_core::batch::Batches::share), whose key is the [`Kind`]'s.
 
+mod book;
+
 use std::collections::BTreeMap;
 
-use eldr_core::batch::{Batches, Footprint, Measure, Request};
+use eldr_core::batch::{Batches, Measure, Request};
 use eldr_core::decide::{Reason, WorkerIndex};
 use eldr_core::engine::StepModel;
-use eldr_core::learn::{Learner, Stay};
+use eldr_core::learn::Learner;
 use eldr_core::signature::Geometry;
 
 use crate::load::{Slots, Timing};
 use crate::ring::fnv1a;
 use crate::shared::Shared;
+use book::Book;
+
+pub use book::Seat;
 
 /// Most sums (workers × layers × experts) that one VM keeps, 16 bytes each, over all kinds.
 pub const MAX_SUMS: usize = 8 << 20;
@@ -93,16 +98,6 @@ const NOT_LEARNED: StepModel = StepModel {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(u64);
 
-/// A request's place in a batch: what [`Running::join`] added is what [`Running::leave`] takes off, once.
-#[derive(Debug, PartialEq)]
-#[must_use = "who joins is to leave"]
-pub struct Seat {
-    key: Key,
-    worker: WorkerIndex,
-    footprint: Footprint,
-    stay: Option<Stay>,
-}
-
 /// What is known of a kind.
 #[derive(Debug, Clone, Copy)]
 pub struct Known<'a> {
@@ -110,59 +105,6 @@ pub struct Known<'a> {
     pub batches: &'a Batches,
     /// What a decode step costs, where that is learned.
     pub steps: Option<StepModel>,
-}
-
-#[derive(Debug)]
-struct Book {
-    batches: Batches,
-    learner: Option<Learner>,
-    workers: Vec<String>,
-    sums: usize,
-    /// Requests of this VM in them.
-    members: usize,
-    used_ms: u64,
-}
-
-impl Book {
-    fn worker(&self, name: &str) -> Option<WorkerIndex> {
-        let found = self.workers.iter().position(|worker| worker == name);
-        found.map(WorkerIndex)
-    }
-
-    fn join(
-        &mut self,
-        key: Key,
-        worker: WorkerIndex,
-        request: Option<&Request>,
-        footprint: Footprint,
-        now_ms: u64,
-    ) -> Seat {
-        let learner = self.learner.as_mut();
-        let stay = learner.map(|learner| learner.begin(worker, request, now_ms as f64));
-        self.batches.join(worker, &footprint);
-        self.members += 1;
-        self.runs(worker, now_ms);
-        Seat {
-            key,
-            worker,
-            footprint,
-            stay,
-        }
-    }
-
-    /// Tells the learner what a worker runs from now on.
-    fn runs(&mut self, worker: WorkerIndex, now_ms: u64) {
-        if let Some(learner) = &mut self.learner {
-            learner.runs(worker, &self.batches, now_ms as f64);
-        }
-    }
-
-    /// Leaves only what was joined and heard: how many requests there are is told elsewhere.
-    fn without_totals(&mut self) {
-        for worker in 0..self.workers.len() {
-            self.batches.set_totals(WorkerIndex(worker), 0, 0);
-        }
-    }
 }
 
 /// The running batches of one VM.
