@@ -4,7 +4,8 @@
 //! piece as it passes. Engines send one event per token (or per step, where speculative decoding verifies several), then
 //! events without tokens: `[DONE]`, perhaps the usage. So what is called TPOT is the time per *event* after the first
 //! one, of answers that came to their end; the few events at the end without tokens make it a little too small, for
-//! both arms alike. What an answer's length is taken for, where load is counted in tokens, is the same number less `[DONE]`.
+//! both arms alike. What an answer's length is taken for, where load is counted in tokens, is the same number less `[DONE]`,
+//! and so is what step times are learned from.
 
 use eldr_core::decide::Policy;
 use eldr_core::rollout::Rollout;
@@ -72,6 +73,14 @@ impl Meter {
     pub fn output(&self) -> Option<u64> {
         let done = 1;
         (self.complete && self.events > 0).then(|| self.events.saturating_sub(done))
+    }
+
+    /// Milliseconds per decode step of an answer of so many sequences that came to its end, by its tokens alone: the events at the end would
+    /// make steps of short answers seem shorter than those of long ones. `None` where there was one step only.
+    pub fn step_ms(&self, sequences: u32) -> Option<f64> {
+        let nanos = self.last_ns.checked_sub(self.first_ns?)?;
+        let tokens = self.output()? as f64 / f64::from(sequences.max(1));
+        (tokens > 1.0).then(|| nanos as f64 / 1e6 / (tokens - 1.0))
     }
 
     /// A piece of the answer passes.
@@ -160,6 +169,24 @@ mod tests {
         let mut empty = Meter::new(None, 10 * MS);
         empty.pass(b"", true, 15 * MS);
         assert_eq!(empty.output(), None);
+    }
+
+    #[test]
+    fn a_step_takes_the_time_between_tokens_whatever_comes_after_them() {
+        let mut meter = meter(None);
+        meter.pass(b"data: 1\n\n", false, 15 * MS);
+        meter.pass(b"data: 2\n\n", false, 25 * MS);
+        meter.pass(b"data: 3\n\ndata: [DONE]\n\n", false, 35 * MS);
+        assert_eq!(meter.step_ms(1), None, "not at its end");
+        meter.pass(b"", true, 35 * MS);
+        assert_eq!(meter.step_ms(1), Some(10.0));
+        // Three sequences of one token each.
+        assert_eq!(meter.step_ms(3), None);
+        let mut two = super::Meter::new(None, 0);
+        two.pass(b"a\n\nb\n\n", false, 10 * MS);
+        two.pass(b"a\n\nb\n\n", false, 20 * MS);
+        two.pass(b"a\n\nb\n\ndata: [DONE]\n\n", true, 30 * MS);
+        assert_eq!(two.step_ms(2), Some(10.0));
     }
 
     #[test]

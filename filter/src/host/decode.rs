@@ -62,10 +62,9 @@ pub(super) fn record(
         let (model, sequences) = (plugin.name(request.model()), request.tokens().sequences);
         vm::with(|vm| vm.expected.ends(model, output, sequences));
     }
-    let times = meter.times(now_ns());
     if let Some(Course { policy, .. }) = meter.course() {
         let name = |what| metrics::of_policy(*policy, cluster, what);
-        vm::with(|vm| match times {
+        vm::with(|vm| match meter.times(now_ns()) {
             Times::NothingPassed => {}
             Times::Spoiled => vm.metrics.count(&name("not_counted")),
             Times::Taken { ttft_ms, tpot_us } => {
@@ -76,13 +75,7 @@ pub(super) fn record(
             }
         });
     }
-    match times {
-        // Each step sends an event of each sequence.
-        Times::Taken {
-            tpot_us: Some(us), ..
-        } => Some(us as f64 / 1e3 * f64::from(request.tokens().sequences)),
-        _ => None,
-    }
+    meter.step_ms(request.tokens().sequences)
 }
 
 /// Sends a held request to a cluster, to this endpoint of it if one is named, with a new head.

@@ -6,7 +6,7 @@ use eldr_core::engine::StepModel;
 use eldr_core::signature::Geometry;
 use eldr_examples::mock::{Catalog, MockConfig, MockEngine};
 use eldr_tests::client::post;
-use eldr_tests::{Gateway, Options, eventually};
+use eldr_tests::{Answer, Gateway, Options, blob, eventually};
 use serde_json::{Value, json};
 
 const BODY: &str = r#"{"model":"mock","prompt":"hi","stream":true,"max_tokens":8}"#;
@@ -43,7 +43,11 @@ async fn decisions(model: Value) -> Vec<String> {
         }))
     })
     .await;
-    gateway.prefill_says(Some(0));
+    // Without KV blocks, which the engine would have to have handed out itself.
+    let signature = blob::signature_of(0, 4);
+    gateway
+        .prefill
+        .answers(Answer::json("{}").header("x-eldr-signature", signature));
     for sent in 1..=2 {
         let mut connection = gateway.connect().await;
         let answer = connection.call(post("/v1/completions", BODY)).await;
