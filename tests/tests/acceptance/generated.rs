@@ -46,6 +46,7 @@ step_b_ms = 0.288
 step_c_ms = 0.026
 step_kv_ms_per_1k = 0
 step_exponent = 1
+learn_steps = false
 [limits]
 body_bytes = 1048576
 header_kb = 128
