@@ -193,8 +193,8 @@ impl Products {
         self
     }
 
-    /// Cosine distance of each pair on the layers of `self` and `extra` together, in `f32`: what
-    /// differs by less than its rounding is a tie.
+    /// Cosine distance of each pair on the layers of `self` and `extra` together. The cosine is rounded to `f32` before it is taken from 1,
+    /// so that what differs by less than its rounding is a tie, requests that are alike included.
     fn distances(&self, extra: &Products, pairs: &[(usize, usize)], out: &mut Vec<f32>) {
         let at = |values: &[f64], index: usize| values.get(index).copied().unwrap_or(0.0);
         // One division per request, not one per pair.
@@ -211,7 +211,7 @@ impl Products {
         out.clear();
         out.extend(pairs.iter().zip(dots).map(|(&(i, j), (pair, dot))| {
             let dot = at(&self.dots, pair) + dot;
-            (1.0 - dot * (inverse[i] * inverse[j])) as f32
+            1.0 - (dot * (inverse[i] * inverse[j])) as f32
         }));
     }
 }

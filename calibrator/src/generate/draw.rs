@@ -18,8 +18,11 @@ const PROMPT_MEDIAN: f64 = 160.0;
 const PROMPT_SIGMA: f64 = 0.8;
 /// Mean prompt length under that distribution, about.
 pub const PROMPT_TOKENS_MEAN: f64 = 216.0;
-/// Rounds that shift a layer's logits until its probabilities sum to top-k.
+/// Rounds that shift a layer's logits until its probabilities sum to top-k, and most of them where a few experts are nearly certain.
 const ROUNDS: usize = 8;
+const ROUNDS_MAX: usize = 64;
+/// The sum is near enough within this part of top-k.
+const CLOSE: f32 = 0.005;
 
 /// One request's experts.
 #[derive(Clone, Debug, PartialEq)]
@@ -181,12 +184,15 @@ fn to_probabilities(layer: &mut [f32], top_k: usize) {
     layer.iter_mut().for_each(|x| *x = (*x - most).exp());
     let top_k = top_k.min(layer.len()) as f32;
     let mut factor = top_k / layer.iter().sum::<f32>();
-    for _ in 0..ROUNDS {
+    for round in 0..ROUNDS_MAX {
         let (mut sum, mut slope) = (0.0f32, 0.0f32);
         for odds in layer.iter() {
             let p = factor * odds / (1.0 + factor * odds);
             sum += p;
             slope += p * (1.0 - p);
+        }
+        if round >= ROUNDS && (top_k - sum).abs() < CLOSE * top_k {
+            break;
         }
         factor *= ((top_k - sum) / slope.max(1e-6)).clamp(-2.0, 2.0).exp();
     }

@@ -25,7 +25,7 @@ fn distances(profiles: Profiles<'_>, layers: &[usize], pairs: &[(usize, usize)])
     };
     pairs
         .iter()
-        .map(|&pair| (1.0 - cosine(pair)) as f32)
+        .map(|&pair| 1.0 - cosine(pair) as f32)
         .collect()
 }
 
