@@ -63,14 +63,11 @@ impl Kind<'_> {
         let Geometry { layers, experts } = self.geometry;
         let shape = [layers, experts, self.layers.len()];
         let mut bytes = vec![self.measure as u8];
-        let StepModel {
-            t0_ms,
-            b_ms,
-            c_ms,
-            kv_ms_per_1k,
-        } = self.steps.unwrap_or(NOT_LEARNED);
-        let times = [t0_ms, b_ms, c_ms, kv_ms_per_1k];
-        bytes.extend(times.iter().flat_map(|ms| ms.to_le_bytes()));
+        bytes.push(u8::from(self.steps.is_some()));
+        if let Some(steps) = self.steps {
+            let times = [steps.t0_ms, steps.b_ms, steps.c_ms, steps.kv_ms_per_1k];
+            bytes.extend(times.iter().flat_map(|ms| ms.to_le_bytes()));
+        }
         bytes.extend(shape.iter().flat_map(|number| number.to_le_bytes()));
         bytes.extend(self.layers.iter().flat_map(|layer| layer.to_le_bytes()));
         for name in std::iter::once(self.model).chain(self.workers.iter().map(String::as_str)) {
@@ -85,14 +82,6 @@ impl Kind<'_> {
         each.saturating_mul(self.workers.len())
     }
 }
-
-/// Stands for step times that are not learned.
-const NOT_LEARNED: StepModel = StepModel {
-    t0_ms: -1.0,
-    b_ms: 0.0,
-    c_ms: 0.0,
-    kv_ms_per_1k: 0.0,
-};
 
 /// Names the batches of a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -168,13 +157,8 @@ impl Running {
         Ok(key)
     }
 
-    /// The batches under a key.
-    pub fn batches(&self, key: Key) -> Option<&Batches> {
-        self.books.get(&key).map(|book| &book.batches)
-    }
-
     /// What is known under a key.
-    pub fn known_of(&self, key: Key) -> Option<Known<'_>> {
+    pub fn of(&self, key: Key) -> Option<Known<'_>> {
         self.books.get(&key).map(|book| Known {
             batches: &book.batches,
             steps: book.learner.as_ref().map(Learner::model),

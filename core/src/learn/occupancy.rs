@@ -53,10 +53,8 @@ impl Occupancy {
     /// What ran in the mean since `begun` until `now_ms`; `None` where no time passed.
     pub fn mean_since(&self, begun: &Occupancy, now_ms: f64) -> Option<Met> {
         let lasted = now_ms.max(self.since_ms) - begun.since_ms;
-        let sum = self
-            .sum_at(now_ms)
-            .map2(begun.sum, |end, begin| end - begin);
-        (lasted > 0.0).then(|| sum.map2(sum, |sum, _| sum / lasted))
+        let sum = self.sum_at(now_ms);
+        (lasted > 0.0).then(|| sum.map2(begun.sum, |end, begin| (end - begin) / lasted))
     }
 
     fn sum_at(&self, now_ms: f64) -> Met {

@@ -72,7 +72,7 @@ impl Question<'_> {
     ) -> Decision {
         let (plugin, scratch) = (self.plugin, &mut vm.scratch);
         if let Some(held) = self.held {
-            let known = held.and_then(|key| vm.running.known_of(key).ok_or(Reason::Blind));
+            let known = held.and_then(|key| vm.running.of(key).ok_or(Reason::Blind));
             return plugin.decide_running(course, self.prompt, known, workers, draw, scratch);
         }
         let kept = match self.clue {
@@ -89,20 +89,20 @@ impl Question<'_> {
 
     /// Requests of known experts that ran on the chosen worker before.
     pub(super) fn known(&self, worker: WorkerIndex, vm: &Vm) -> Option<u32> {
-        let batches = vm.running.batches(self.held?.ok()?)?;
-        Some(batches.workers().get(worker.0)?.known())
+        let known = vm.running.of(self.held?.ok()?)?;
+        Some(known.batches.workers().get(worker.0)?.known())
     }
 
     /// What a decode step is believed to cost, where that is learned.
     pub(super) fn steps(&self, vm: &Vm) -> Option<StepModel> {
-        vm.running.known_of(self.held?.ok()?)?.steps
+        vm.running.of(self.held?.ok()?)?.steps
     }
 
     /// Has the request join the batch of the chosen worker, whatever chose it.
     pub(super) fn join(&self, worker: WorkerIndex, now_ms: u64, vm: &mut Vm) -> Option<Seat> {
         let key = self.held?.ok()?;
         if vm.scratch.request().is_none() {
-            see(self.prompt, vm.running.batches(key)?, &mut vm.scratch).ok()?;
+            see(self.prompt, vm.running.of(key)?.batches, &mut vm.scratch).ok()?;
         }
         let request = vm.scratch.request()?;
         vm.running.join(key, worker, request, now_ms)

@@ -62,7 +62,7 @@ impl Vm {
         let flight = self
             .loads
             .start(shared, &kind.workers[worker], 0, now_ms, TIMING);
-        let request = request(self.running.batches(key).unwrap(), expert);
+        let request = request(self.running.of(key).unwrap().batches, expert);
         let worker = WorkerIndex(worker);
         let seat = self.running.join(key, worker, &request, now_ms);
         self.held.push((flight, seat));
@@ -188,7 +188,7 @@ proptest! {
         let kept = running.keep(&kind, &shared, slots, 1_000, TIMING).unwrap();
         running.tick(&shared, slots, 1_000, TIMING);
         let new = Batches::new(kind.measure, kind.geometry, kind.layers.clone(), 2).unwrap();
-        prop_assert_eq!(running.batches(kept), Some(&new));
+        prop_assert_eq!(running.of(kept).unwrap().batches, &new);
     }
 }
 
@@ -229,7 +229,7 @@ fn requests_in_flight_end_where_they_began_when_the_layers_or_the_workers_change
     for kind in &kinds {
         vm.running
             .set_totals(kind.key(), 1_000, |name| (vm.loads.in_flight(name), 0));
-        let batch = &vm.running.batches(kind.key()).unwrap().workers()[0];
+        let batch = &vm.running.of(kind.key()).unwrap().batches.workers()[0];
         assert_eq!((batch.known(), batch.requests()), (1, 3));
     }
     for left in [2, 1, 0] {
@@ -281,7 +281,7 @@ fn what_does_not_fit_is_refused_unless_others_can_be_forgotten() {
     let seat = running.join(first, WorkerIndex(0), &unknown, 1_000);
     // `b` has no members.
     let third = keep(&mut running, "c").unwrap();
-    assert!(running.batches(second).is_none() && running.batches(first).is_some());
+    assert!(running.of(second).is_none() && running.of(first).is_some());
     let other = running.join(third, WorkerIndex(0), &unknown, 1_000);
     assert_eq!(keep(&mut running, "d"), Err(Reason::GeometryMismatch));
     running.leave(seat.unwrap(), None, 1_000);
@@ -294,7 +294,7 @@ fn what_a_step_costs_is_learned_from_requests_that_end_and_forgotten_with_what_w
     let (shared, workers) = (Memory::default(), names(1));
     let stated = kind(&workers, vec![0, 2]);
     let mut vm = Vm::default();
-    let steps = |vm: &Vm, kind: &Kind<'_>| vm.running.known_of(kind.key()).unwrap().steps;
+    let steps = |vm: &Vm, kind: &Kind<'_>| vm.running.of(kind.key()).unwrap().steps;
     // Alone on the worker for a second, 20 ms a step.
     vm.place(&shared, &stated, 0, 1, 1_000);
     assert_eq!(steps(&vm, &stated), stated.steps);
