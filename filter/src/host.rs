@@ -7,18 +7,21 @@
 //! id on a list of this VM and wakes the root through a shared queue; the root dispatches, gets the answer, and
 //! acts on the stream if it is still there.
 
+mod attributes;
 mod calls;
 mod decision;
 mod decode;
 mod fetch;
 mod held;
 mod metrics;
+mod onward;
 mod post;
 mod question;
 mod relay;
 mod root;
 mod scrape;
 mod stages;
+mod starving;
 mod stream;
 mod vm;
 

@@ -19,7 +19,7 @@ pub const POLICIES: [Policy; 5] = [
 pub const USUAL: [Policy; 4] = [Policy::Band, Policy::Top1, Policy::Hybrid, Policy::Marginal];
 
 /// Seconds between refits, and those of the window that each looks at: a trade of how soon regions follow a change for how well they are fitted.
-const REFIT: &str = "2/10";
+const REFIT: &str = "1/5";
 
 /// How many values of each parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

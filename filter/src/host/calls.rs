@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use proxy_wasm::hostcalls;
 
+use super::onward::after_prefill;
 use super::stages;
-use super::stream;
 use super::vm::{self, SharedPlugin, Waiting};
 use super::{EnvoyShared, now_ms};
 use crate::headers::{DESTINATION_ENDPOINT, for_prefill};
@@ -143,7 +143,7 @@ fn on_prefill(root: u32, stream: u32, waiting: Waiting, answer: &Answer) {
     }
     vm::with(|vm| vm.waiting.remove(&stream));
     if waits && hostcalls::set_effective_context(stream).is_ok() {
-        stream::on_prefill(&waiting, answer);
+        after_prefill(&waiting, answer);
         // What comes next is dispatched by the root, and must not be bound to the stream.
         let _ = hostcalls::set_effective_context(root);
         return;

@@ -3,10 +3,10 @@
 use proxy_wasm::hostcalls;
 use proxy_wasm::types::{BufferType, MapType, Status};
 
+use super::attributes::set_property;
 use super::decision;
 use super::question::Clue;
 use super::stages;
-use super::stream::set_property;
 use super::vm::{self, Waiting};
 use super::{now_ns, set_header};
 use crate::headers as names;

@@ -3,11 +3,12 @@
 use proxy_wasm::hostcalls;
 use proxy_wasm::types::{Action, BufferType, MapType};
 
+use super::attributes::log_signature;
 use super::decision;
 use super::question::Clue;
 use super::vm::{self, Waiting};
 use super::{EnvoyShared, headers, now_ms, remove_header, set_header};
-use super::{decode, post, stream};
+use super::{decode, post};
 use crate::body::Object;
 use crate::handover;
 use crate::headers::{self as names, Header, is_private};
@@ -153,7 +154,7 @@ impl PrefillLeg {
         let plugin = self.waiting.plugin.borrow();
         let model = self.waiting.request.borrow().model();
         if plugin.config().log_signatures {
-            stream::log_signature(signature);
+            log_signature(signature);
         }
         let asks = plugin.asks_for_prompt_tokens(model);
         let tokens = asks.then(|| prompt_tokens(signature, || usage)).flatten();

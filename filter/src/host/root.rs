@@ -13,7 +13,8 @@ use super::fetch::Fetches;
 use super::post::Posts;
 use super::scrape::Scrapes;
 use super::stages;
-use super::stream::{self, Stream};
+use super::starving::answer_starving;
+use super::stream::Stream;
 use super::vm::{self, SharedPlugin};
 use super::{EnvoyShared, headers, log, now_ms};
 use crate::blobs;
@@ -173,7 +174,7 @@ impl RootContext for Root {
             });
         }
         // Last, for it leaves another context in effect.
-        stream::answer_starving();
+        answer_starving();
     }
 
     fn on_queue_ready(&mut self, queue: u32) {

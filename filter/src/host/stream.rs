@@ -3,28 +3,27 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use eldr_core::signature::Encoded;
 use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, HttpContext};
-use proxy_wasm::types::{Action, BufferType, LogLevel, MapType};
+use proxy_wasm::types::{Action, BufferType, MapType};
 
+use super::attributes::{reached_a_worker, received, set_property};
 use super::calls::Errand;
 use super::decode::{record, route};
 use super::held::{self, HeldAnswer};
-use super::post;
+use super::onward::{go_on, reply};
 use super::question::Clue;
 use super::relay::{self, PrefillLeg};
 use super::stages;
 use super::vm::{self, SharedPlugin, SharedRequest, Starving, Waiting};
-use super::{decision, headers, log, now_ms, now_ns, remove_header, set_header};
+use super::{decision, headers, now_ms, now_ns, remove_header, set_header};
 use crate::config::{Mode, Protocol};
 use crate::headers::{self as names, is_private, is_steering};
 use crate::health::{Sent, Verdict};
 use crate::load::Flight;
 use crate::meter::Meter;
 use crate::metrics;
-use crate::release::reached_worker;
-use crate::request::{Answer, OnBody, OnHeaders, OnPrefill, Relayed, Reply};
+use crate::request::{OnBody, OnHeaders, Relayed};
 
 pub(super) struct Stream {
     id: u32,
@@ -356,112 +355,4 @@ impl HttpContext for Stream {
         self.end();
         stages::end("end");
     }
-}
-
-/// Answers the streams whose body has arrived in Envoy but never came here: without a flag in the plugin's
-/// configuration, holding the headers holds the body too, for ever.
-pub(super) fn answer_starving() {
-    let starving: Vec<(u32, Starving)> = vm::with(|vm| vm.starving.drain().collect());
-    for (id, stream) in starving {
-        if hostcalls::set_effective_context(id).is_err() {
-            continue; // gone
-        }
-        if received() <= stream.received {
-            vm::with(|vm| vm.starving.insert(id, stream)); // its client is slow
-            continue;
-        }
-        let what = "the gateway's wasm plugin lacks `allow_on_headers_stop_iteration: true` (Envoy 1.35 or later)";
-        log(LogLevel::Error, &format!("eldr: {what}"));
-        let answer = stream.waiting.request.borrow_mut().internal(what);
-        reply(&stream.waiting, &answer);
-    }
-}
-
-/// Bytes of the current stream's request that Envoy has received so far.
-fn received() -> u64 {
-    number("request", "total_size")
-}
-
-/// Whether the current stream's decode leg reached a worker, as far as Envoy knows by now.
-fn reached_a_worker() -> bool {
-    let address = hostcalls::get_property(vec!["upstream", "address"]);
-    let has_upstream = address.ok().flatten().is_some_and(|text| !text.is_empty());
-    reached_worker(number("response", "flags"), has_upstream)
-}
-
-/// An attribute of the current stream that is a number; 0 where it is absent.
-fn number(of: &str, name: &str) -> u64 {
-    let value = hostcalls::get_property(vec![of, name]);
-    let value = value.ok().flatten().and_then(|bytes| bytes.try_into().ok());
-    value.map(u64::from_le_bytes).unwrap_or_default()
-}
-
-/// The prefill leg has ended; the effective context is the stream's.
-pub(super) fn on_prefill(waiting: &Waiting, answer: &Answer) {
-    let elapsed = now_ms().saturating_sub(waiting.started_ms);
-    vm::with(|vm| vm.metrics.record(metrics::PREFILL_MS, elapsed));
-    let next = waiting
-        .request
-        .borrow_mut()
-        .on_prefill(answer, &waiting.plugin.borrow());
-    stages::end("read_answer");
-    let routed = match next {
-        OnPrefill::Reply(answer) => Err(answer),
-        OnPrefill::Route { signature, head } => {
-            let signature = signature.as_deref();
-            if waiting.plugin.borrow().config().log_signatures {
-                log_signature(signature);
-            }
-            post::sample(waiting, signature);
-            route(waiting, Clue::Header(signature), head.as_ref())
-        }
-    };
-    match routed {
-        Ok(()) => {
-            let _ = hostcalls::resume_http_request();
-            stages::end("resume");
-        }
-        Err(answer) => reply(waiting, &answer),
-    }
-}
-
-/// What the host does with a request whose headers are held: it goes on, or it is answered.
-fn go_on(waiting: &Waiting, sent: Result<(), Reply>) -> Action {
-    match sent {
-        Ok(()) => Action::Continue,
-        Err(answer) => {
-            reply(waiting, &answer);
-            Action::Pause
-        }
-    }
-}
-
-fn reply(waiting: &Waiting, answer: &Reply) {
-    let headers = waiting.request.borrow_mut().text_headers(answer);
-    if hostcalls::send_http_response(answer.status, headers, Some(&answer.body)).is_err() {
-        let outcome = waiting.request.borrow().outcome();
-        log(
-            LogLevel::Error,
-            &format!("eldr: an answer could not be sent ({outcome:?})"),
-        );
-    }
-}
-
-/// Filter state that makes the access log a trace.
-pub(super) fn log_signature(signature: Option<&[u8]>) {
-    let Some(signature) = signature.and_then(|value| std::str::from_utf8(value).ok()) else {
-        return;
-    };
-    // One that cannot be read would make the line an error of the whole trace.
-    if let Ok(encoded) = Encoded::parse(signature.as_bytes()) {
-        set_property("eldr_signature", signature);
-        if let Some(tokens) = encoded.prompt_tokens() {
-            set_property("eldr_prompt_tokens", &tokens.to_string());
-        }
-    }
-}
-
-/// Filter state for the access log: `%FILTER_STATE(wasm.eldr_outcome:PLAIN)%`.
-pub(super) fn set_property(name: &str, value: &str) {
-    let _ = hostcalls::set_property(vec![name], Some(value.as_bytes()));
 }

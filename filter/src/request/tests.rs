@@ -1,7 +1,9 @@
 use eldr_core::decide::{Reason, RegionIndex, WorkerIndex};
 
 use super::*;
+use crate::config::Config;
 use crate::plugin::tests::plugin;
+use crate::release::Form;
 
 fn plugin_that(on_prefill_failure: &str) -> Plugin {
     let config = serde_json::json!({
