@@ -207,9 +207,9 @@ pub fn decide(
             .running()
             .map(|cosines| running::band(rule, cosines, workers)),
         Policy::LeastLoaded => Err(Reason::Blind),
-        Policy::P2c => return blind(blind::two_choices(workers, draw.entropy), workers),
-        Policy::RoundRobin => return blind(blind::nth_available(workers, draw.sequence), workers),
-        Policy::Random => return blind(blind::nth_available(workers, draw.entropy), workers),
+        Policy::P2c => return blind::two_choices(workers, draw.entropy),
+        Policy::RoundRobin => return blind::nth(workers, draw.sequence),
+        Policy::Random => return blind::nth(workers, draw.entropy),
     };
     match found {
         Ok(Some(decision)) => decision,
@@ -240,14 +240,6 @@ fn fallback(reason: Reason, workers: &[Worker]) -> Decision {
         similarity: None,
         top: None,
         band: 0,
-    }
-}
-
-fn blind(target: Option<usize>, workers: &[Worker]) -> Decision {
-    let fallback = fallback(Reason::Blind, workers);
-    Decision {
-        target: target.map_or(fallback.target, WorkerIndex),
-        ..fallback
     }
 }
 

@@ -1,17 +1,33 @@
-//! Workers of the policies that know nothing of requests.
+//! Policies that know nothing of requests.
 
-use super::{Worker, available};
+use super::{Decision, Reason, Worker, WorkerIndex, available, fallback};
 
-/// The `n`th of those that are available, from the first again after the last.
-pub(super) fn nth_available(workers: &[Worker], n: u64) -> Option<usize> {
+/// The `n`th of the workers that are available, from the first again after the last.
+pub(super) fn nth(workers: &[Worker], n: u64) -> Decision {
+    decision(nth_available(workers, n), workers)
+}
+
+/// The less loaded of two that are drawn.
+pub(super) fn two_choices(workers: &[Worker], entropy: u64) -> Decision {
+    decision(less_loaded_of_two(workers, entropy), workers)
+}
+
+fn decision(target: Option<usize>, workers: &[Worker]) -> Decision {
+    let fallback = fallback(Reason::Blind, workers);
+    Decision {
+        target: target.map_or(fallback.target, WorkerIndex),
+        ..fallback
+    }
+}
+
+fn nth_available(workers: &[Worker], n: u64) -> Option<usize> {
     let mut available = available(workers);
     let count = available.clone().count() as u64;
     let turn = n.checked_rem(count)? as usize;
     available.nth(turn).map(|(index, _)| index)
 }
 
-/// The less loaded of two that are drawn.
-pub(super) fn two_choices(workers: &[Worker], entropy: u64) -> Option<usize> {
+fn less_loaded_of_two(workers: &[Worker], entropy: u64) -> Option<usize> {
     let available = available(workers);
     let count = available.clone().count() as u64;
     let (high, low) = (entropy >> 32, entropy & 0xffff_ffff);

@@ -51,6 +51,7 @@ pub(super) fn go_on(waiting: &Waiting, sent: Result<(), Reply>) -> Action {
     }
 }
 
+/// Answers in place of an upstream.
 pub(super) fn reply(waiting: &Waiting, answer: &Reply) {
     let headers = waiting.request.borrow_mut().text_headers(answer);
     if hostcalls::send_http_response(answer.status, headers, Some(&answer.body)).is_err() {
